@@ -1,0 +1,1 @@
+"""One engine with one quantized model, inside a memory budget it never exceeds."""

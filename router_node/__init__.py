@@ -1,0 +1,1 @@
+"""The stateless front: relays each request to the node that should run it."""

@@ -1,0 +1,1 @@
+"""What the router, the node and the command line have in common."""
