@@ -1,0 +1,237 @@
+"""The seam between a node and what runs its model.
+
+A node owns one ``Engine``. It calls ``start`` once, then ``generate``, ``embed``, ``count_prompt`` and the ASGI
+application as requests come, ``stats`` for every report, and ``stop`` once. Memory is not the engine's business:
+admission holds KV blocks before any of these calls is made, so an engine never has to refuse for lack of room.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class EngineError(Exception):
+    """The engine failed; ``fatal`` when it cannot serve any more and the node must exit."""
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+class EngineUnavailable(Exception):
+    """The engine is not installed or cannot run here: one sentence with what to install."""
+
+
+class BadRequest(ValueError):
+    """The engine cannot take this request; the message is for the client. ``param`` names the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What ``start`` found. Token counts are tokens of one sequence unless said otherwise."""
+
+    engine: str
+    model: str
+    revision: str
+    max_seq_len: int
+    quantization: str
+    kv_block_tokens: int
+    kv_blocks: int  # blocks that requests can use: vLLM's null block is already taken off
+    max_num_seqs: int
+    max_prefill_tokens: int  # prompt tokens the scheduler takes per step
+    lookahead_tokens: int = 0  # speculative tokens that a running sequence may need beside its own
+    supports_embed: bool = False
+    supports_chat: bool = True
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """KV capacity in tokens."""
+        return self.kv_blocks * self.kv_block_tokens
+
+
+@dataclass(slots=True)
+class Sampling:
+    """Sampling parameters after validation and defaults; None means the model's own default."""
+
+    max_tokens: int
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    # At most one of these: a JSON schema (text), any JSON object, a regular expression, a grammar, choices.
+    json_schema: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat turn."""
+
+    role: str
+    content: str
+    name: str = ""
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as token ids, ready for ``generate``; ``text`` is kept where it was text."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class GenerateCall:
+    """One admitted request. ``request_id`` is unique among the node's running requests."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: Sampling
+    priority: int = 0
+    cache_salt: str = ""
+    lora: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token with its natural-log probability; rank 1 is the likeliest."""
+
+    token_id: int
+    token: str
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Log-probabilities at one position: the chosen token and the likeliest others, best first."""
+
+    chosen: Logprob
+    top: Sequence[Logprob] = ()
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in one completion since the last delta."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[Position] = ()
+    finish_reason: str = ""  # "", "stop", "length", "abort", "error"
+    stop_reason: str = ""
+    # Known from the first delta on.
+    cached_tokens: int = 0
+    prompt_logprobs: Sequence[Position] = ()
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters and gauges of the engine, read for each report. Counters only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # 0 to 1, the engine's own gauge
+    preemptions: int = 0
+    prompt_tokens: int = 0  # prefilled, cached ones left out
+    generation_tokens: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hits: int = 0  # of those, found
+    prefill_seconds: float = 0.0  # time spent in steps that prefilled
+    decode_seconds: float = 0.0  # time spent in steps that decoded
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """What runs the model. All methods are called on the node's event loop."""
+
+    name: str = ""
+
+    @abstractmethod
+    async def start(self) -> EngineInfo:
+        """Load the model and warm it up; called once, before the node is READY.
+
+        Raises EngineUnavailable when it cannot run here and EngineError when loading fails. Warm-up covers each kind
+        of request (plain, logprobs, structured output, chat) so that no client pays for a first compilation.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Release everything; called once, also after a failed start. Never raises."""
+
+    @abstractmethod
+    async def tokenize(self, text: str) -> Sequence[int]:
+        """Token ids of a text prompt, special tokens included as the model wants them."""
+
+    @abstractmethod
+    async def render_chat(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> Prompt:
+        """Render a conversation with the model's chat template. Raises BadRequest when it has none or refuses."""
+
+    @abstractmethod
+    def generate(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+        """Run one admitted request and yield what is new, step by step.
+
+        Closing the generator aborts the request in the engine within one step: callers use ``aclosing``. Raises
+        BadRequest before the first delta for parameters the engine refuses, EngineError when it breaks.
+        """
+
+    @abstractmethod
+    async def embed(self, request_id: str, inputs: Sequence[Prompt], dimensions: int) -> Sequence[Sequence[float]]:
+        """One vector per input. Raises BadRequest when the model has no embeddings."""
+
+    @abstractmethod
+    async def count_prompt(self, path: str, body: dict[str, Any]) -> Sequence[int]:
+        """Prompt tokens of each prompt in an OpenAI request body, as its application will count them.
+
+        Called once per tunnelled or HTTP request, before admission; ``path`` is "/v1/chat/completions",
+        "/v1/completions" or "/v1/embeddings". Raises BadRequest for a body the application would refuse.
+        """
+
+    @abstractmethod
+    def asgi_app(self) -> ASGIApp:
+        """The engine's own OpenAI-compatible application; called with requests that are already admitted."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Current counters and gauges; cheap, called up to 20 times a second."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Raise EngineError(fatal=True) if the engine is dead; called about once a second."""
+
+    def metrics_text(self) -> str:
+        """The engine's own Prometheus exposition, appended to the node's; empty if it has none."""
+        return ""

@@ -1,0 +1,51 @@
+"""Names of the metadata that Laya reads and writes, and who may set which.
+
+Client-set names route a request without a look into its body; router-set names are stripped from what a client sends
+and are trusted by the node, which accepts them only beside the cluster token.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Set by clients (the SDK always sends the first five).
+MODEL: Final = b"laya-model"  # model or alias
+SESSION: Final = b"laya-session"  # conversation name, at most 256 bytes
+PROMPT_TOKENS: Final = b"laya-prompt-tokens"  # estimate of the prompt's length, decimal tokens
+MAX_TOKENS: Final = b"laya-max-tokens"  # new tokens at most, times n, decimal
+PREFIX: Final = b"laya-prefix"  # chained xxh3-64 of byte blocks: up to 64 of 16 hex digits, with ","
+PRIORITY: Final = b"laya-priority"  # signed decimal, lower is earlier
+NO_MIGRATE: Final = b"laya-no-migrate"  # "1": this stream must not go on elsewhere
+
+# Set by the router for the node; stripped when a client sends them.
+DISPATCH: Final = b"laya-dispatch"  # WATCHER_ID "-" number: names one reservation
+TENANT: Final = b"laya-tenant"  # tenant of the API key
+SALT: Final = b"laya-salt"  # prefix-cache salt of the tenant
+REWRITE: Final = b"laya-rewrite"  # model name the node applies over the body
+CLAMPS: Final = b"laya-clamps"  # JSON object of parameter defaults and clamps
+CLUSTER_TOKEN: Final = b"laya-cluster-token"  # shared secret of router and nodes
+
+# Set by the router for the client, on response headers or trailers.
+NODE: Final = b"laya-node"  # node that answered
+ROUTER_TIME: Final = b"laya-router-us"  # router's own work before the first byte to the node, microseconds
+
+REQUEST_ID: Final = b"x-request-id"
+TRACEPARENT: Final = b"traceparent"
+TRACESTATE: Final = b"tracestate"
+
+CLIENT_SET: Final = frozenset((MODEL, SESSION, PROMPT_TOKENS, MAX_TOKENS, PREFIX, PRIORITY, NO_MIGRATE))
+ROUTER_SET: Final = frozenset((DISPATCH, TENANT, SALT, REWRITE, CLAMPS, CLUSTER_TOKEN))
+
+# What a gRPC request may carry from a client to a node; everything else is dropped.
+TO_NODE: Final = CLIENT_SET | {
+    b"te",
+    b"content-type",
+    b"grpc-encoding",
+    b"grpc-accept-encoding",
+    b"grpc-timeout",
+    b"grpc-previous-rpc-attempts",
+    b"user-agent",
+    REQUEST_ID,
+    TRACEPARENT,
+    TRACESTATE,
+}
