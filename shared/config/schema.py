@@ -80,7 +80,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     timeout_ms: float = 10_000.0  # longest wait for a node with room before 429
     workers: int = 1
     admin_host: str = "127.0.0.1"  # private listener: Admin service, /metrics
-    admin_port: int = 0  # 0 takes any free port
+    admin_port: int = 8001  # 0 takes any free port
     nodes: list[str] = []  # static nodes, host:port
     refresh_interval: float = 1.0  # how often the store is read for nodes
     connections_per_node: int = 1  # dialled ahead

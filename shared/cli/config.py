@@ -1,0 +1,41 @@
+"""``laya config``: check and show the configuration."""
+
+from __future__ import annotations
+
+import click
+
+from shared.cli import talk
+from shared.config import load, to_yaml
+
+
+@click.group("config")
+def command() -> None:
+    """Check and show the configuration."""
+
+
+@command.command("check")
+@click.argument("file", type=click.Path(dir_okay=False), required=False)
+@talk.json_option
+def check(file: str | None, as_json: bool) -> None:
+    """Check FILE with the environment over it; exit code 2 and one sentence if it cannot be used."""
+    config = load(file)
+    for warning in warnings_of(config.inference.swap_space):
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        talk.print_json({"ok": True})
+    else:
+        click.echo(f"{file or 'the defaults'}: good")
+
+
+@command.command("show")
+@click.argument("file", type=click.Path(dir_okay=False), required=False)
+def show(file: str | None) -> None:
+    """Print every setting in force, secrets left out."""
+    click.echo(to_yaml(load(file)), nl=False)
+
+
+def warnings_of(swap_space: float | None) -> list[str]:
+    """What is accepted but changes nothing."""
+    if swap_space is not None:
+        return ["inference.swap_space does nothing: vLLM has no swap space any more; remove the key"]
+    return []

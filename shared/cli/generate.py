@@ -1,0 +1,95 @@
+"""``laya generate``: complete one prompt, streamed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from shared.cli import state, talk
+
+
+@click.command("generate")
+@click.argument("prompt", required=False)
+@click.option("--model", default="", help="Model or alias; default: the only one there is.")
+@click.option("--max-tokens", type=click.IntRange(1), default=None, help="New tokens at most.")
+@click.option("--temperature", type=float, default=None)
+@click.option("--top-p", type=float, default=None)
+@click.option("--seed", type=int, default=None)
+@click.option("--stop", multiple=True, help="End at this string; repeatable.")
+@click.option("--session", default="", help="Conversation whose cache should be found again.")
+@click.option("--priority", type=int, default=0, help="Lower is earlier.")
+@click.option("--timeout", type=float, default=600.0, help="Deadline in seconds.")
+@click.option("--raw", is_flag=True, help="Complete the text itself instead of asking it as a chat turn.")
+@talk.server_options
+@talk.json_option
+def command(
+    prompt: str | None,
+    model: str,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None,
+    stop: tuple[str, ...],
+    session: str,
+    priority: int,
+    timeout: float,
+    raw: bool,
+    address: str | None,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Complete PROMPT (or standard input) and print the text as it comes."""
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise click.UsageError("give a PROMPT, or pipe one in")
+        prompt = sys.stdin.read()
+    if not prompt:
+        raise click.UsageError("the prompt is empty")
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": list(stop) or None,
+    }
+    where = state.address(address)
+    talk.run(_generate(where, key, prompt, raw, as_json, timeout, model, session, priority, sampling), where)
+
+
+async def _generate(
+    address: str,
+    key: str | None,
+    prompt: str,
+    raw: bool,
+    as_json: bool,
+    timeout: float,
+    model: str,
+    session: str,
+    priority: int,
+    sampling: dict[str, Any],
+) -> None:
+    from shared.client import LayaClient
+
+    text: list[str] = []
+    last = None
+    async with LayaClient(address, key, timeout=timeout) as client:
+        ask = client.generate if raw else client.chat
+        async for token in ask(prompt, model=model, session=session, priority=priority, **sampling):
+            last = token
+            text.append(token.text)
+            if not as_json:
+                click.echo(token.text, nl=False)
+    if not as_json:
+        click.echo()
+        return
+    usage, timings = (last.usage, last.timings) if last else (None, None)
+    talk.print_json(
+        {
+            "text": "".join(text),
+            "finish_reason": last.finish_reason if last else "",
+            "usage": {s: getattr(usage, s) for s in usage.__slots__} if usage else None,
+            "timings": {f"{s}_seconds": getattr(timings, s) for s in timings.__slots__} if timings else None,
+        }
+    )

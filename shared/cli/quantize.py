@@ -1,0 +1,35 @@
+"""``laya quantize``: a checkpoint in 8 or 4 bits, ready for vLLM."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from shared.cli import talk
+from shared.cli.progress import Bar
+
+
+@click.command("quantize")
+@click.argument("src", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--scheme", type=click.Choice(["w8a8", "w4a16"]), default="w8a8", show_default=True)
+@talk.json_option
+def command(src: Path, out: Path, scheme: str, as_json: bool) -> None:
+    """Quantize SRC (a GGUF file or a folder of safetensors) to the new folder OUT."""
+    from inference_node.quantize import QuantizeError, convert
+
+    try:
+        with Bar(f"Quantizing to {scheme}", quiet=as_json) as bar:
+            done = convert.quantize(src, out, scheme, progress=bar.update)
+    except QuantizeError as e:
+        click.echo(f"laya: {e}", err=True)
+        sys.exit(1)
+    except ImportError as e:
+        click.echo(f"laya: {e.name} is not installed; run make setup", err=True)
+        sys.exit(3)
+    if as_json:
+        talk.print_json({"path": str(done), "scheme": scheme})
+    else:
+        click.echo(f"{done}: ready; serve it with laya up --model {done}")
