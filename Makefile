@@ -1,0 +1,102 @@
+# Everything from a fresh clone: `make up` serves a real model, `make test` proves the project. `make help` lists all.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Python 3.11 or newer; the first of these that is there. PYTHON=... names another.
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
+# A further package index: the CPU build of torch comes from PyTorch's own.
+EXTRA_INDEX ?=
+# Arguments for `laya up`, the benchmark, or pytest.
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+ACCEL := $(if $(filter setup up test lint bench proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
+RUN_LISTS := requirements/base.txt requirements/$(ACCEL).txt requirements/ngh2.txt
+DEV_LISTS := requirements/dev.txt
+# A stamp is named after what it installed, so a clone, a checkout or a touch never installs in vain.
+hash = $(shell cat $(1) | sha256sum | cut -c1-16)
+SETUP := $(VENV)/.laya-run-$(ACCEL)-$(call hash,$(RUN_LISTS) pyproject.toml)
+DEV := $(VENV)/.laya-dev-$(call hash,$(DEV_LISTS))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-deps \
+	$(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
+CODE := $(wildcard router_node inference_node shared loadtest)
+TIERS := $(wildcard tests/unit tests/integration tests/e2e)
+
+.PHONY: help setup dev up test lint proto bench clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | column -t -s '|' \
+		|| grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "Variables: PYTHON=python3.11  EXTRA_INDEX=URL (where the CPU build of torch is)  ARGS='--nodes 1'"
+
+setup: $(SETUP) ## Make .venv and install the pinned packages (the GPU list where nvidia-smi works, else the CPU list)
+	@:
+
+dev: setup $(DEV)
+	@:
+
+up: setup ## Serve the demo model: a store, a router and two nodes; ARGS='--model PATH' serves another
+ifeq ($(or $(findstring --model,$(ARGS)),$(findstring sim,$(ARGS))),)
+	@$(BIN)/python -m inference_node.quantize.demo >/dev/null
+endif
+	@exec $(BIN)/laya up $(ARGS)
+
+lint: dev ## Run ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy $(CODE)
+
+test: lint ## Run ruff, mypy and every test tier: unit, integration, e2e; ARGS='-k name' narrows
+	@$(BIN)/python -m pytest $(TIERS) $(ARGS)
+
+proto: dev ## Generate shared/pb from protos/
+	@$(BIN)/python protos/generate.py
+
+bench: setup ## Measure the router alone, against fake nodes
+	@$(BIN)/python loadtest/benchmark_router.py $(or $(ARGS),--requests 10000 --threads 8)
+
+clean: ## Remove .venv, caches and build products (the demo model stays in the user's cache folder)
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "make: Python 3.11 or newer is needed; install it, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "make: the virtual environment could not be made; on Debian and Ubuntu install python3-venv" >&2; exit 1; }
+
+# Complete lists without dependency resolution: what is installed is what is written, nothing else.
+$(SETUP): | $(BIN)/python
+	@echo "Installing the $(ACCEL) package list into $(VENV) (once; a few minutes)"
+	@$(call install,$(patsubst %,-r %,$(filter-out %/ngh2.txt,$(RUN_LISTS)))) || $(explain)
+	@$(call install,--require-hashes -r requirements/ngh2.txt)
+	@$(call install,--no-build-isolation -e .)
+	@$(check_libraries)
+	@rm -f $(VENV)/.laya-run-* && touch $@
+
+$(DEV): | $(SETUP)
+	@echo "Installing the development package list"
+	@$(call install,-r $(DEV_LISTS))
+	@rm -f $(VENV)/.laya-dev-* && touch $@
+
+# pip's words go to a log; on a terminal one line shows how far it is; on failure its errors are shown.
+define install
+	$(PIP) --progress-bar off $(1) 2>&1 | tee $(VENV)/install.log \
+	| awk -v tty="$$(test -t 2 && echo 1)" '!tty { next } /^ *(Collecting|Processing)/ { line = ++n " packages: " $$2 } \
+	/^Installing/ { line = "unpacking " n " packages" } { printf "\r\033[K  %s", line; fflush() } END { if (tty) printf "\r\033[K" }' \
+	|| { grep -E '^(ERROR|error)' $(VENV)/install.log >&2 || tail -n 20 $(VENV)/install.log >&2; false; }
+endef
+
+define explain
+	{ if grep -q 'torch==.*+cpu' $(VENV)/install.log; then \
+	echo "make: the CPU build of torch was not found. It comes from PyTorch's own CPU index, not from the default one:" >&2; \
+	echo "      make $(firstword $(MAKECMDGOALS)) EXTRA_INDEX=<address of PyTorch's CPU wheel index>" >&2; fi; exit 1; }
+endef
+
+define check_libraries
+	$(BIN)/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || [ "$$(uname -s)" != Linux ] \
+	|| { echo "make: libnuma.so.1 is missing, and vLLM needs it; on Debian and Ubuntu: apt-get install libnuma1" >&2; exit 1; }
+endef
