@@ -1,0 +1,1 @@
+"""Benchmarks and load: canned nodes, the router's own cost, locust users."""

@@ -1,0 +1,170 @@
+"""Processes that a benchmark starts and stops: canned nodes, a router, and peers in front of the same nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from shared.cli.supervise import die_with_parent
+
+ROOT = Path(__file__).resolve().parent.parent
+START_LIMIT = 20.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+MODEL = "canned"
+_TOKEN = "benchmark"
+
+
+class RigError(Exception):
+    """Something a benchmark needs did not start: one sentence."""
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """User and system seconds these processes have used, their children included."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / _TICKS
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident set of a process, 0 when it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Rig:
+    """A context in which processes live; all are stopped at its end."""
+
+    def __init__(self) -> None:
+        self._procs: list[subprocess.Popen[bytes]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="laya-bench-")
+        self.folder = Path(self._folder.name)
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        for proc in self._procs:
+            with contextlib.suppress(ProcessLookupError):
+                proc.send_signal(signal.SIGTERM)
+        for proc in self._procs:
+            try:
+                proc.wait(5)
+            except subprocess.TimeoutExpired:
+                proc.kill()
+                proc.wait(5)
+        self._folder.cleanup()
+
+    def python(self, module: str, *args: str, env: dict[str, str] | None = None) -> tuple[str, int, dict[str, str]]:
+        """Start a module of ours with a ready pipe; its address, pid and ready line."""
+        read, write = os.pipe()
+        log = (self.folder / f"{module}-{len(self._procs)}.log").open("wb")
+        try:
+            proc = subprocess.Popen(
+                [sys.executable, "-m", module, *args, "--ready-fd", str(write)],
+                cwd=ROOT,
+                env={**os.environ, "LAYA_SERVER__CLUSTER_TOKEN": _TOKEN, **(env or {})},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write,),
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            os.close(write)
+            log.close()
+        self._procs.append(proc)
+        deadline = time.monotonic() + START_LIMIT
+        data = b""
+        with os.fdopen(read, "rb", buffering=0) as pipe:
+            while b'"ready"' not in data:
+                readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+                chunk = pipe.read(4096) if readable else b""
+                if not chunk:
+                    raise RigError(f"{module} did not start: {Path(log.name).read_text()[-2000:]}")
+                data += chunk
+        ready = next(json.loads(line) for line in data.splitlines() if b'"ready"' in line)
+        return ready["address"], proc.pid, ready
+
+    def nodes(self, count: int, *args: str) -> list[str]:
+        """Start canned nodes; their addresses."""
+        return [self.python("loadtest.fake_node", "--node-id", f"fake-{i}", *args)[0] for i in range(count)]
+
+    def router(self, nodes: Sequence[str], *args: str, env: dict[str, str] | None = None) -> tuple[str, int, str]:
+        """Start a router in front of nodes and wait until it has them; address, pid, private address."""
+        argv = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
+        for node in nodes:
+            argv += ["--node", node]
+        quiet = {"LAYA_SERVER__ACCESS_LOG": "false", **(env or {})}
+        address, pid, ready = self.python("router_node.main", *argv, *args, env=quiet)
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/readyz", timeout=2) as answer:
+                if answer.status == 200:
+                    return address, pid, ready.get("admin", "")
+            if time.monotonic() > deadline:
+                raise RigError("the router found no node")
+            time.sleep(0.02)
+
+    def nginx(self, nodes: Sequence[str]) -> tuple[str, list[int]] | None:
+        """nginx's ``grpc_pass`` in front of the nodes with kept-alive connections; None when it is not installed."""
+        binary = shutil.which("nginx") or ("/usr/sbin/nginx" if os.path.exists("/usr/sbin/nginx") else None)
+        if binary is None:
+            return None
+        port = free_port()
+        servers = "".join(f"server {node}; " for node in nodes)
+        config = self.folder / "nginx.conf"
+        config.write_text(
+            f"daemon off; pid {self.folder}/nginx.pid; error_log {self.folder}/nginx.log crit; worker_processes 2;\n"
+            "events { worker_connections 8192; }\n"
+            f"http {{ access_log off; client_body_temp_path {self.folder}/b; proxy_temp_path {self.folder}/p;\n"
+            f" fastcgi_temp_path {self.folder}/f; uwsgi_temp_path {self.folder}/u; scgi_temp_path {self.folder}/s;\n"
+            f" upstream nodes {{ {servers} keepalive 256; keepalive_requests 100000000; }}\n"
+            f" server {{ listen 127.0.0.1:{port} http2; http2_max_concurrent_streams 4096;"
+            " keepalive_requests 100000000; location / { grpc_pass grpc://nodes; } } }\n"
+        )
+        proc = subprocess.Popen([binary, "-c", str(config), "-p", str(self.folder)], preexec_fn=die_with_parent)
+        self._procs.append(proc)
+        wait_for_port(port)
+        return f"127.0.0.1:{port}", [proc.pid, *children(proc.pid)]
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    with contextlib.suppress(OSError):
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def wait_for_port(port: int) -> None:
+    """Until something listens; RigError when nothing does."""
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise RigError(f"nothing listens on port {port}")

@@ -1,0 +1,190 @@
+"""``laya up`` and the commands that talk to it, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Up:
+    """A running ``laya up --json`` with its own cache folder."""
+
+    def __init__(self, cache: Path, *args: str) -> None:
+        self.env = {**os.environ, "XDG_CACHE_HOME": str(cache), "XDG_CONFIG_HOME": str(cache / "config")}
+        self.began = time.monotonic()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "shared.cli.main", "up", "--json", "--port", "0", *args],
+            cwd=ROOT,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def event(self, kind: str) -> dict[str, Any]:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            event = json.loads(line)
+            if event["event"] == kind:
+                return dict(event)
+        assert self.popen.stderr is not None
+        raise AssertionError(f"laya up ended without {kind!r}: {self.popen.stderr.read()}")
+
+    def laya(self, *args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "shared.cli.main", *args],
+            cwd=ROOT,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            input=stdin,
+            timeout=60,
+            check=False,
+        )
+
+    def children(self) -> list[int]:
+        path = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def stop(self) -> int:
+        self.popen.send_signal(signal.SIGINT)
+        try:
+            return self.popen.wait(30)
+        finally:
+            self.popen.kill()
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("cache"), "--engine", "sim", "--nodes", "2")
+    try:
+        running.event("ready")
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.popen.kill()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Any, what: str, timeout: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.02)
+
+
+def test_generate_prints_text_and_json(up: Up) -> None:
+    plain = up.laya("generate", "hello there", "--max-tokens", "6")
+    assert plain.returncode == 0, plain.stderr
+    answer = json.loads(up.laya("generate", "hello there", "--max-tokens", "6", "--json").stdout)
+    assert answer["text"] == plain.stdout.rstrip("\n")
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+def test_models_and_nodes_are_listed(up: Up) -> None:
+    models = json.loads(up.laya("models", "--json").stdout)
+    assert [m["engine"] for m in models] == ["sim"]
+    wait_for(lambda: len(json.loads(up.laya("nodes", "--json").stdout)) == 2, "both nodes are listed")
+    assert "ready" in up.laya("nodes").stdout
+
+
+def test_chat_answers_each_line_and_shows_its_speed(up: Up) -> None:
+    talk = up.laya("chat", "--max-tokens", "5", stdin="hello\nand again\n/quit\n")
+    assert talk.returncode == 0, talk.stderr
+    assert talk.stdout.count("tok/s") == 2
+
+
+def test_a_drained_node_is_shown_and_comes_back(up: Up) -> None:
+    wait_for(lambda: up.laya("nodes").stdout.count("ready") == 2, "both nodes are ready")
+    assert up.laya("drain", "node-1").returncode == 0
+    wait_for(lambda: "draining" in up.laya("nodes").stdout, "node-1 is draining")
+    assert up.laya("generate", "still here", "--max-tokens", "3").returncode == 0
+    assert up.laya("drain", "node-1", "--undo").returncode == 0
+    wait_for(lambda: up.laya("nodes").stdout.count("ready") == 2, "node-1 is back")
+
+
+def test_exit_codes_mean_something(up: Up) -> None:
+    assert up.laya("generate", "x", "--model", "nope").returncode == 5
+    assert up.laya("generate", "x", "--address", "127.0.0.1:1", "--timeout", "5").returncode == 4
+    assert up.laya("generate", "x", "--max-tokens", "0").returncode == 2
+    bad = up.laya("up", "--config", str(ROOT / "pyproject.toml"))
+    assert bad.returncode == 2 and "Traceback" not in bad.stderr
+
+
+def test_a_crashed_node_is_started_again(up: Up) -> None:
+    nodes = json.loads(up.laya("nodes", "--json").stdout)
+    before = {n["node_id"]: n["address"] for n in nodes}
+    victim = next(pid for pid in up.children() if b"node-2" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+    os.kill(victim, signal.SIGKILL)
+    assert up.laya("generate", "x", "--max-tokens", "3").returncode == 0
+
+    def back() -> bool:
+        now = {n["node_id"]: n for n in json.loads(up.laya("nodes", "--json").stdout)}
+        node = now.get("node-2")
+        return node is not None and node["state"] == "ready" and node["address"] != before["node-2"]
+
+    wait_for(back, "node-2 serves again at its new address")
+
+
+def test_a_killed_parent_leaves_no_orphan(tmp_path: Path) -> None:
+    running = Up(tmp_path, "--engine", "sim", "--nodes", "2")
+    try:
+        running.event("ready")
+        children = running.children()
+        assert len(children) >= 3
+    finally:
+        running.popen.kill()
+        running.popen.wait(10)
+    wait_for(lambda: not any(alive(pid) for pid in children), "all children are gone")
+
+
+def test_four_simulated_nodes_are_ready_soon(tmp_path: Path) -> None:
+    running = Up(tmp_path, "--engine", "sim", "--nodes", "4")
+    try:
+        running.event("ready")
+        children = running.children()
+        assert running.stop() == 0
+    finally:
+        running.popen.kill()
+    assert not any(alive(pid) for pid in children)
+
+
+def test_a_taken_port_is_said_at_once(up: Up, tmp_path: Path) -> None:
+    address = json.loads((Path(up.env["XDG_CACHE_HOME"]) / "laya" / "up.json").read_text())["address"]
+    port = address.rpartition(":")[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "shared.cli.main", "up", "--engine", "sim", "--port", port],
+        cwd=ROOT,
+        env={**up.env, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "server.port" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_engine_that_is_not_installed_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    running = Up(tmp_path, "--engine", "nano-vllm", "--model", str(tmp_path), "--nodes", "1")
+    assert running.popen.stderr is not None
+    assert running.popen.wait(30) == 3
+    failed = running.popen.stdout.read() if running.popen.stdout else ""
+    assert "install" in failed
