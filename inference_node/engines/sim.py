@@ -215,6 +215,7 @@ class SimEngine(Engine):
         """Step after step at the times the cost model gives; a late timer does not slow the simulated machine."""
         loop = asyncio.get_running_loop()
         scheduler = self._scheduler
+        due = loop.time()  # when the step in progress ends
         try:
             while True:
                 if not scheduler.has_work:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -70,7 +70,7 @@ def test_expected_tokens_are_a_function_of_prompt_seed_and_index():
 
 def test_a_lost_repeated_or_swapped_token_shows():
     tokens = list(islice(text.expected_tokens(text.encode("x"), 0, 0, ignore_eos=True), 64))
-    same = sum(a == b for a, b in zip(tokens, tokens[1:], strict=False))
+    same = sum(a == b for a, b in pairwise(tokens))
     assert same <= 1
 
 

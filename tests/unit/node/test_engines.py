@@ -1,0 +1,54 @@
+"""Which engine is chosen, and what is said when none can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference_node.engines import choose, create, model_format
+from inference_node.engines.base import EngineUnavailable
+from inference_node.engines.sim import SimEngine
+from shared.config.schema import ConfigError, InferenceConfig
+
+
+def have(*modules):
+    return lambda module: module in modules
+
+
+def test_auto_takes_vllm_for_safetensors_and_hub_ids(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    assert choose(InferenceConfig(model=str(tmp_path)), have("vllm")) == "vllm"
+    assert choose(InferenceConfig(model="org/name@main"), have("vllm")) == "vllm"
+
+
+def test_auto_never_falls_back_to_the_simulator():
+    with pytest.raises(EngineUnavailable, match="vllm is not installed here; install it with"):
+        choose(InferenceConfig(model="org/name"), have())
+
+
+@pytest.mark.parametrize("engine", ["auto", "vllm"])
+def test_a_gguf_model_is_refused_with_what_to_do(engine, tmp_path):
+    (tmp_path / "m.gguf").touch()
+    for model in ("x/m.GGUF", str(tmp_path)):
+        with pytest.raises(EngineUnavailable, match="laya quantize SRC OUT"):
+            choose(InferenceConfig(engine=engine, model=model), have("vllm"))
+
+
+@pytest.mark.parametrize("engine", ["nano-vllm", "llama_cpp", "ollama"])
+def test_an_engine_that_is_not_here_is_refused_with_what_to_install(engine):
+    with pytest.raises(EngineUnavailable, match=rf"{engine}.*not installed.*pip install vllm"):
+        choose(InferenceConfig(engine=engine, model="m"), have("vllm"))
+
+
+def test_no_model_is_a_configuration_error():
+    with pytest.raises(ConfigError, match=r"inference\.model"):
+        choose(InferenceConfig(), have("vllm"))
+
+
+def test_sim_is_made_only_when_asked_for():
+    assert isinstance(create(InferenceConfig(engine="sim")), SimEngine)
+
+
+def test_a_folder_with_both_formats_counts_as_safetensors(tmp_path):
+    (tmp_path / "m.gguf").touch()
+    (tmp_path / "m.safetensors").touch()
+    assert model_format(str(tmp_path)) == "safetensors"
