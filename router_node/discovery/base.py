@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that a source knows of. ``node_id`` is empty when only the address is known (a static node)."""
+    """A node that a source knows of; all but the address is empty when the source knows no more (a static node)."""
 
     address: str
     node_id: str = ""
     boot_id: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class RedisSource(Source):
                     continue
                 record = self._accept(raw, name, now)
                 if record is not None:
-                    view.append(Candidate(record.address, record.node_id, record.boot_id))
+                    view.append(Candidate(record.address, record.node_id, record.boot_id, record.model))
         await self._forget(client, missing)
         return tuple(view)
 

@@ -20,8 +20,9 @@ from typing import Final
 import msgspec
 
 from router_node.discovery.address import AddressError, split_address
+from shared import version
 
-PROTOCOL: Final = 1  # version of protos/laya/v1/node.proto that this code speaks
+PROTOCOL: Final = version.PROTOCOL  # of protos/laya/v1/node.proto
 MAX_RECORD: Final = 8192  # bytes
 MAX_ALIASES: Final = 64
 MAX_SKEW: Final = 30.0  # seconds that two machines' clocks may differ

@@ -1,0 +1,16 @@
+"""What a router may think of a node; these words reach operators and label metrics."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+State = Literal["ready", "starting", "draining", "closed", "dark", "mismatch"]
+
+STATES: Final[tuple[State, ...]] = (
+    "ready",  # takes requests
+    "starting",  # connected, not warmed up yet
+    "draining",  # finishes what it has
+    "closed",  # alive, but its admission is closed; the detail says why
+    "dark",  # no connection, or no answer over it
+    "mismatch",  # not the node, model or protocol it should be; never sent anything
+)

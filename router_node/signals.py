@@ -1,0 +1,53 @@
+"""SIGTERM and SIGINT: the first asks for an orderly end, the second for an end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from types import TracebackType
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Within ``with``, signals set ``stop``, then ``hurry``; a third one kills the process as it would any other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._loop = loop
+
+    def __enter__(self) -> StopSignals:
+        for number in _SIGNALS:
+            self._loop.add_signal_handler(number, self._asked, number)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number in _SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+    def _asked(self, number: signal.Signals) -> None:
+        if not self.stop.is_set():
+            self.stop.set()
+        elif not self.hurry.is_set():
+            self.hurry.set()
+        else:
+            os._exit(128 + number)
+
+
+async def unless(hurry: asyncio.Event, work: asyncio.Future[None]) -> bool:
+    """Wait for ``work``, or only until ``hurry`` is set: then it is cancelled. True when the work was done."""
+    waiter = asyncio.ensure_future(hurry.wait())
+    try:
+        await asyncio.wait((work, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+            return True
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        return False
+    finally:
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
