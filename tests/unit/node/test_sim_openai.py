@@ -106,7 +106,7 @@ async def test_chat_logprobs_have_so_many_alternatives_the_chosen_first(app):
     content = answer.json["choices"][0]["logprobs"]["content"]
     assert len(content) == 3
     for entry in content:
-        assert [t["token"] for t in entry["top_logprobs"]][0] == entry["token"]
+        assert entry["top_logprobs"][0]["token"] == entry["token"]
         assert len(entry["top_logprobs"]) == 2
         assert bytes(entry["bytes"]).decode() == entry["token"]
 
