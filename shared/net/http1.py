@@ -1,0 +1,387 @@
+"""An HTTP/1.1 client's connection: requests in, answers out, in order, with back-pressure both ways.
+
+One answer runs at a time; requests that a client sends ahead wait for their turn, a few of them parsed, the rest in
+the socket. Nothing is read while more waits here than fits. One timer serves all the time limits of a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from logging import ERROR
+from typing import Final, cast
+
+from shared import logging
+from shared.errors import Code, LayaError
+from shared.net.api import HttpHandler
+from shared.net.conn import peer_name
+from shared.net.deadline import Deadline
+from shared.net.flusher import Flusher
+from shared.net.http1_exchange import Http1Exchange
+from shared.net.http1_queue import RequestQueue
+from shared.net.http1_response import CLOSE, CONTINUE, HttpDate, error_answer, head
+from shared.net.settings import NetSettings
+
+# What the timer waits for.
+_NOTHING, _IDLE, _HEAD, _BODY, _STALL, _CLOSE, _LINGER = range(7)
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+
+_log = logging.get("http1")
+
+
+class Http1Protocol(asyncio.Protocol):
+    """One client's connection. Give it a transport by ``connection_made``, also one that is already open."""
+
+    __slots__ = (
+        "_current",
+        "_deadline",
+        "_ending",
+        "_handler",
+        "_left",
+        "_on_close",
+        "_out",
+        "_owed",
+        "_paused",
+        "_peer",
+        "_phase",
+        "_queue",
+        "_reading",
+        "_running",
+        "_settings",
+        "_transport",
+        "date",
+        "draining",
+        "flusher",
+        "touched",
+    )
+
+    def __init__(
+        self,
+        handler: HttpHandler,
+        settings: NetSettings,
+        flusher: Flusher,
+        on_close: Callable[[Http1Protocol], None] | None = None,
+        date: HttpDate | None = None,
+    ) -> None:
+        self.touched = False
+        self.draining = False  # the answer that is running is the last
+        self.flusher = flusher
+        self.date = date if date is not None else HttpDate()
+        self._handler = handler
+        self._settings = settings
+        self._on_close = on_close
+        self._deadline = Deadline(flusher.loop, self._expired)
+        self._queue = RequestQueue(self, settings.max_header_bytes, settings.max_body_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._peer = ""
+        self._current: Http1Exchange | None = None
+        self._out: list[bytes] = []
+        self._owed = self._left = 0
+        self._paused = self._running = self._ending = False
+        self._reading = True
+        self._phase = _NOTHING
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is open."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._settings.write_high)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        if self._ending:
+            return
+        flusher = self.flusher
+        outer = flusher.enter()
+        try:
+            self._queue.put(data)
+            if self._current is None:
+                self._run()
+            if self._queue.full and self._reading:
+                self._pause_reading()
+        finally:
+            if outer:
+                flusher.leave(self)
+
+    def eof_received(self) -> None:
+        """The client is gone: nobody waits for answers that are not complete. The transport closes by itself."""
+        self._ending = True
+        self._abandon()
+        self._watch(_CLOSE, self._settings.close_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is closed."""
+        self._ending = True
+        self._transport = None
+        self._phase = _NOTHING
+        self._deadline.stop()
+        self._abandon()
+        self._out.clear()
+        self._queue.release()
+        if self._on_close is not None:
+            self._on_close(self)
+
+    def pause_writing(self) -> None:
+        """The client takes less than we send."""
+        self._paused = True
+        if self._phase in (_NOTHING, _IDLE):
+            self._watch(_STALL, self._settings.stall_timeout)
+
+    def resume_writing(self) -> None:
+        """The client has taken most of what was sent."""
+        self._paused = False
+        if self._phase == _STALL:
+            self._phase = _NOTHING
+        outer = self.flusher.enter()
+        try:
+            self.flush()
+            if self._current is None:
+                self._run()
+        finally:
+            if outer:
+                self.flusher.leave()
+
+    def flush(self) -> None:
+        """Hand what was queued to the transport in one write; the Flusher calls it."""
+        self.touched = False
+        transport = self._transport
+        if transport is None or self._paused:
+            return
+        out = self._out
+        if out:
+            self._out = []
+            transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._owed:
+            self._drained()
+        if self._ending and not self._out:
+            self._shut()
+
+    # Called by the listener.
+
+    @property
+    def streams(self) -> int:
+        """Answers that are running: one at most."""
+        return int(self._current is not None)
+
+    @property
+    def peer(self) -> str:
+        """Address of the client, for logs."""
+        if not self._peer and self._transport is not None:
+            self._peer = peer_name(self._transport)
+        return self._peer
+
+    def go_away(self) -> None:
+        """Close after the answer that is running or the request that is arriving; now when there is neither."""
+        self.draining = True
+        if self._current is None and self._queue.empty:
+            self.end()
+
+    def close(self) -> None:
+        """Close now; running answers are cut off and their owners told."""
+        self._abandon()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the running exchange.
+
+    def emit(self, data: bytes) -> None:
+        """Send bytes of a complete answer, behind what is queued."""
+        if self._out:
+            self._out.append(data)
+        elif self._transport is not None:
+            self._transport.write(data)
+
+    def queue(self, data: bytes, counted: int) -> None:
+        """Send bytes with this batch; ``counted`` of them are reported to ``on_drain``."""
+        if self._transport is None:
+            return
+        if data:
+            self._out.append(data)
+        self._owed += counted
+        if not self.touched:
+            self.flusher.touch(self)
+
+    def queued(self, exchange: Http1Exchange) -> int:
+        """Body bytes of an exchange that are not in the transport yet."""
+        return self._owed if self._current is exchange else 0
+
+    def ended(self, keep: bool) -> None:
+        """The running answer is complete; ``keep`` lets the connection serve another request."""
+        self._current = None
+        self._owed = 0
+        if not keep or self.draining:
+            self.end()
+        else:
+            self._run()
+
+    def end(self) -> None:
+        """Take no more input; close once all that is queued has been sent."""
+        self._ending = True
+        self._queue.clear()
+        if not self._out:
+            self._shut()
+        elif not self.touched:
+            self.flusher.touch(self)
+
+    def cut(self, delimited: bool) -> None:
+        """End an incomplete answer; when it is not ``delimited`` only a TCP reset tells the client that it is."""
+        self._current = None
+        transport = self._transport
+        if transport is None:
+            return
+        self.end()
+        if delimited:
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        transport.abort()
+
+    # Inside.
+
+    def _run(self) -> None:
+        """Answer the requests that are here, one after the other, until one has to be waited for."""
+        if self._running:
+            return
+        self._running = True
+        queue = self._queue
+        try:
+            while self._current is None and not (self._paused or self._ending):
+                exchange = queue.next()
+                if exchange is not None:
+                    self._dispatch(exchange)
+                elif queue.refusal is not None:
+                    self._refuse(queue.refusal)
+                else:
+                    break
+        finally:
+            self._running = False
+        if self._current is None:
+            self._wait()
+        if not self._reading and not queue.full:
+            self._resume_reading()
+
+    def _dispatch(self, exchange: Http1Exchange) -> None:
+        self._current = exchange
+        self._phase = _NOTHING
+        try:
+            self._handler(exchange)
+        except Exception:
+            logging.event(_log, ERROR, "http_handler_failed", exc_info=True, target=exchange.target.decode("latin-1"))
+            exchange.fail()
+
+    def _refuse(self, error: LayaError) -> None:
+        """Say why, and close so that the answer is not lost: a reset follows a close with input unread."""
+        headers, body = error_answer(error)
+        self.date.refresh()
+        framing = b"content-length: %d\r\n" % len(body) + CLOSE
+        self.emit(head(error.http_status, headers, framing, self.date.line) + body)
+        self._ending = True
+        self._watch(_LINGER, self._settings.close_timeout)
+        self.flush()
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._resume_reading()
+
+    def _abandon(self) -> None:
+        """The client is gone: tell the owner of an answer that is not complete, once."""
+        self._queue.clear()
+        exchange = self._current
+        if exchange is None:
+            return
+        self._current = None
+        self.flusher.counters.count("http_client_gone")
+        outer = self.flusher.enter()
+        try:
+            exchange.lost()
+        except Exception:
+            logging.event(_log, ERROR, "http_owner_failed", exc_info=True)
+        finally:
+            if outer:
+                self.flusher.leave()
+
+    def _drained(self) -> None:
+        owed, self._owed = self._owed, 0
+        current = self._current
+        if current is None or current.on_drain is None:
+            return
+        try:
+            current.on_drain(owed)
+        except Exception:
+            logging.event(_log, ERROR, "http_owner_failed", exc_info=True)
+
+    def _shut(self) -> None:
+        transport = self._transport
+        if transport is None or self._phase in (_CLOSE, _LINGER):
+            return
+        transport.close()
+        self._watch(_CLOSE, self._settings.close_timeout)
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    # Time limits.
+
+    def _wait(self) -> None:
+        """No answer is running: wait for the client, for as long as its next step may take."""
+        if self._ending:
+            return
+        settings = self._settings
+        parser = self._queue.parser
+        if self._paused:
+            if self._phase != _STALL:
+                self._watch(_STALL, settings.stall_timeout)
+        elif parser.idle:
+            if settings.idle_timeout and self._phase != _IDLE:
+                self._watch(_IDLE, settings.idle_timeout)
+        elif parser.in_head:
+            if self._phase != _HEAD:
+                self._watch(_HEAD, settings.header_timeout)
+        else:
+            if parser.expecting:
+                parser.continued()
+                self.emit(CONTINUE)
+            self._watch(_BODY, settings.body_timeout)
+
+    def _watch(self, phase: int, seconds: float) -> None:
+        self._phase = phase
+        if phase in (_STALL, _CLOSE) and self._transport is not None:
+            self._left = self._transport.get_write_buffer_size()
+        self._deadline.set(seconds)
+
+    def _expired(self) -> None:
+        phase = self._phase
+        transport = self._transport
+        if phase == _NOTHING or transport is None:
+            return
+        self._phase = _NOTHING
+        settings = self._settings
+        count = self.flusher.counters.count
+        if phase == _IDLE:
+            count("http_idle")
+            self.end()
+        elif phase in (_HEAD, _BODY):
+            what, limit = ("headers", settings.header_timeout) if phase == _HEAD else ("body", settings.body_timeout)
+            count("http_header_timeout" if phase == _HEAD else "http_body_timeout")
+            text = f"The request's {what} did not arrive in time: no pause over {limit:g} s is allowed."
+            self._queue.refusal = LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", text, http_status=408)
+            self._run()
+        elif phase == _LINGER:
+            transport.close()
+            self._watch(_CLOSE, settings.close_timeout)
+        elif transport.get_write_buffer_size() < self._left:
+            self._watch(phase, settings.stall_timeout if phase == _STALL else settings.close_timeout)
+        else:
+            count("http_write_stalled")
+            self.close()

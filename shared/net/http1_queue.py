@@ -1,0 +1,90 @@
+"""What a client has sent and nobody has begun to answer: whole requests, and bytes that are not parsed yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shared.errors import LayaError
+from shared.net.api import Headers
+from shared.net.http1_exchange import Http1Exchange
+from shared.net.http1_parser import Refusal, RequestParser
+
+if TYPE_CHECKING:
+    from shared.net.http1 import Http1Protocol
+
+_SLICE = 16 << 10  # parsed at once, so that one read cannot make more requests than this holds
+_AHEAD = 64 << 10  # bytes held before the connection should stop reading
+
+
+class RequestQueue:
+    """The requests of one connection in order. Bytes are parsed only when a request is asked for."""
+
+    __slots__ = ("_conn", "_held", "_parser", "_pieces", "_ready", "refusal")
+
+    def __init__(self, conn: Http1Protocol, max_header: int, max_body: int) -> None:
+        self._conn = conn
+        self._parser = RequestParser(self._on_request, max_header, max_body)
+        self._ready: deque[Http1Exchange] = deque()
+        self._pieces: deque[bytes | memoryview] = deque()
+        self._held = 0
+        self.refusal: LayaError | None = None  # why nothing follows the requests that are ready
+
+    @property
+    def parser(self) -> RequestParser:
+        """How far the next request has come."""
+        return self._parser
+
+    @property
+    def full(self) -> bool:
+        """Whether to stop reading until more has been answered."""
+        return self._held > _AHEAD
+
+    @property
+    def empty(self) -> bool:
+        """Nothing has arrived that is not answered, not even a part of a request."""
+        return not self._held and not self._ready and self._parser.idle
+
+    def put(self, data: bytes) -> None:
+        """Bytes from the client."""
+        if self.refusal is None:
+            self._pieces.append(data)
+            self._held += len(data)
+
+    def next(self) -> Http1Exchange | None:
+        """The next whole request; None when it has not arrived, or never will because of ``refusal``."""
+        ready = self._ready
+        while not ready and self._held:
+            self._feed()
+        return ready.popleft() if ready else None
+
+    def clear(self) -> None:
+        """Drop all of it."""
+        self._ready.clear()
+        self._pieces.clear()
+        self._held = 0
+
+    def release(self) -> None:
+        """Drop all of it for good: the connection is gone."""
+        self.clear()
+        self._parser.release()
+
+    def _feed(self) -> None:
+        piece = self._pieces.popleft()
+        if len(piece) > _SLICE:
+            whole = memoryview(piece)
+            self._pieces.appendleft(whole[_SLICE:])
+            piece = whole[:_SLICE]
+        self._held -= len(piece)
+        try:
+            self._parser.feed(piece)
+        except Refusal as refusal:
+            self._pieces.clear()
+            self._held = 0
+            self.refusal = refusal.error
+            self._conn.flusher.counters.count("http_" + refusal.reason)
+
+    def _on_request(
+        self, method: bytes, target: bytes, headers: Headers, body: bytes, keep: bool, modern: bool
+    ) -> None:
+        self._ready.append(Http1Exchange(self._conn, method, target, headers, body, keep, modern))
