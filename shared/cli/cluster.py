@@ -98,7 +98,7 @@ class Cluster:
         return self._code
 
     async def _demo_model(self) -> str:
-        from inference_node.quantize import demo
+        import inference_node.quantize.demo as demo
         from shared.cli.progress import Bar
 
         found = demo.ready_path()

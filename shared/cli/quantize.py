@@ -30,19 +30,10 @@ def command(src: Path, out: Path, scheme: str, as_json: bool) -> None:
         click.echo(f"laya: {e.name} is not installed; run make setup", err=True)
         sys.exit(3)
     if as_json:
-        talk.print_json(
-            {
-                "path": str(done.path),
-                "scheme": done.scheme,
-                "layers": done.layers,
-                "source_bytes": done.source_bytes,
-                "output_bytes": done.output_bytes,
-                "seconds": round(done.seconds, 1),
-                "chat_template": done.chat_template,
-            }
-        )
+        fields = ("scheme", "layers", "source_bytes", "output_bytes", "seconds", "chat_template")
+        talk.print_json({"path": str(done.path), **{name: getattr(done, name) for name in fields}})
         return
-    click.echo(f"{done.path}: {done.layers} layers, {done.output_bytes / 2**20:.0f} MiB in {done.seconds:.0f} s")
     if not done.chat_template:
-        click.echo("The checkpoint has no chat template: chat requests to it will be refused.")
-    click.echo(f"Serve it with laya up --model {done.path}")
+        click.echo("the checkpoint has no chat template: it completes text, but cannot chat", err=True)
+    smaller = f"{done.source_bytes / 1e6:.0f} MB to {done.output_bytes / 1e6:.0f} MB"
+    click.echo(f"{done.path}: {done.layers} layers, {smaller}; serve it with laya up --model {done.path}")

@@ -48,8 +48,13 @@ def command(
         verbose=verbose,
         as_json=as_json,
     )
+    from inference_node.quantize import QuantizeError
+
     try:
         sys.exit(asyncio.run(Cluster(options).run()))
     except NoEmbeddedStore as e:
         click.echo(f"laya: {e}", err=True)
+        sys.exit(3)
+    except QuantizeError as e:
+        click.echo(f"laya: the demo model cannot be made: {e}", err=True)
         sys.exit(3)

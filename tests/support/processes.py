@@ -29,7 +29,9 @@ class Proc:
 
     def __init__(self, name: str, argv: Sequence[str], env: dict[str, str] | None = None) -> None:
         self.name = name
-        self.log = tempfile.NamedTemporaryFile(prefix=f"laya-{name}-", suffix=".log", delete=False)
+        self.log = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed by stop()
+            prefix=f"laya-{name}-", suffix=".log", delete=False
+        )
         self._read, write = os.pipe()
         self._buffer = b""
         self.events: list[dict[str, Any]] = []
