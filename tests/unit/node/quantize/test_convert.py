@@ -60,7 +60,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypa
 def test_too_little_space_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "_load", lambda source, meter: object())
     monkeypatch.setattr(convert, "_output_bytes", lambda model, scheme: 200 << 20)
-    monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: Usage(1 << 30, 0, 100 << 20))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 30, 0, 100 << 20))
     with pytest.raises(QuantizeError, match="needs 264 MiB and its disk has 100 MiB free"):
         quantize(checkpoint(tmp_path / "m"), tmp_path / "out", "w8a8")
     assert left(tmp_path) == ["m"]
