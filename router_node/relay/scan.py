@@ -14,7 +14,6 @@ from router_node.relay import wire
 from router_node.relay.wire import Malformed
 
 PREFIX_BYTES: Final = 32 << 10  # prompt bytes kept for prefix hashing
-BYTES_PER_TOKEN: Final = 4  # of UTF-8 text, for an estimate
 
 _NONE, _TEXT, _IDS, _MESSAGES = range(4)
 _HIGH_BYTES: Final = bytes(range(0x80, 0x100))
@@ -47,11 +46,9 @@ class Scan:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @property
-    def prompt_tokens(self) -> int:
-        """Prompt length in tokens: exact for token ids, an estimate from bytes for text; at least 1."""
-        if self._kind == _IDS:
-            return self._token_ids or 1
-        return (self.prompt_bytes + BYTES_PER_TOKEN - 1) // BYTES_PER_TOKEN or 1
+    def token_ids(self) -> int | None:
+        """How many token ids the prompt has; None when it is text."""
+        return self._token_ids if self._kind == _IDS else None
 
     def _become(self, kind: int) -> None:
         """The prompt is a oneof: another member drops what was there."""
@@ -95,7 +92,7 @@ def scan_http(message: bytes) -> tuple[bytes, bytes, bytes]:
     pos, end = 0, len(message)
     try:
         while pos < end:
-            key, pos = _key(message, pos)
+            key, pos = wire.tag(message, pos)
             if key in (0x0A, 0x12, 0x22):
                 size, pos = wire.length(message, pos)
                 stop = pos + size
@@ -125,19 +122,12 @@ def _run(walk: object, message: bytes) -> Scan:
     return out
 
 
-def _key(buf: bytes, pos: int) -> tuple[int, int]:
-    key, pos = wire.tag(buf, pos)
-    if key < 8:
-        raise Malformed("field number 0 does not exist")
-    return key, pos
-
-
 def _generate(buf: bytes, pos: int, end: int, out: Scan) -> None:
     while pos < end:
         key = buf[pos]
         pos += 1
         if key >= 0x80 or key < 8:
-            key, pos = _key(buf, pos - 1)
+            key, pos = wire.tag(buf, pos - 1)
         if key & 7 != wire.LENGTH:
             if key == 0x30:  # priority
                 value, pos = wire.varint(buf, pos)
@@ -174,7 +164,7 @@ def _generate(buf: bytes, pos: int, end: int, out: Scan) -> None:
 
 def _complete(buf: bytes, pos: int, end: int, out: Scan) -> None:
     while pos < end:
-        key, pos = _key(buf, pos)
+        key, pos = wire.tag(buf, pos)
         if key == 0x0A:  # request; a second one merges into the first, as walking on does
             size, pos = wire.length(buf, pos)
             stop = pos + size
@@ -192,7 +182,7 @@ def _chat(buf: bytes, pos: int, end: int, out: Scan) -> None:
         key = buf[pos]
         pos += 1
         if key >= 0x80 or key < 8:
-            key, pos = _key(buf, pos - 1)
+            key, pos = wire.tag(buf, pos - 1)
         if key & 7 != wire.LENGTH:
             if key == 0x28:  # priority
                 value, pos = wire.varint(buf, pos)
@@ -221,7 +211,7 @@ def _chat(buf: bytes, pos: int, end: int, out: Scan) -> None:
 def _embed(buf: bytes, pos: int, end: int, out: Scan) -> None:
     out._kind = _TEXT
     while pos < end:
-        key, pos = _key(buf, pos)
+        key, pos = wire.tag(buf, pos)
         if key == 0x0A or key == 0x12:  # model, inputs
             size, pos = wire.length(buf, pos)
             stop = pos + size
@@ -246,7 +236,7 @@ def _sampling(buf: bytes, pos: int, end: int, out: Scan) -> None:
         key = buf[pos]
         pos += 1
         if key >= 0x80 or key < 8:
-            key, pos = _key(buf, pos - 1)
+            key, pos = wire.tag(buf, pos - 1)
         if key == 0x08 or key == 0x50:  # max_tokens, n
             value = buf[pos]
             pos += 1
@@ -267,7 +257,7 @@ def _sampling(buf: bytes, pos: int, end: int, out: Scan) -> None:
 
 def _chat_messages(buf: bytes, pos: int, end: int, out: Scan) -> None:
     while pos < end:
-        key, pos = _key(buf, pos)
+        key, pos = wire.tag(buf, pos)
         if key == 0x0A:  # messages
             size, pos = wire.length(buf, pos)
             stop = pos + size
@@ -281,7 +271,7 @@ def _chat_messages(buf: bytes, pos: int, end: int, out: Scan) -> None:
 
 def _token_ids(buf: bytes, pos: int, end: int, out: Scan) -> None:
     while pos < end:
-        key, pos = _key(buf, pos)
+        key, pos = wire.tag(buf, pos)
         start = pos
         pos = wire.skip(buf, pos, end, key)
         if key == 0x08:  # one id, not packed

@@ -47,6 +47,8 @@ def tag(buf: bytes, pos: int) -> tuple[int, int]:
     value, pos = varint(buf, pos)
     if pos - start > 5 or value > 0xFFFF_FFFF:
         raise Malformed("a field tag is longer than 32 bits")
+    if value < 8:
+        raise Malformed("field number 0 does not exist")
     return value, pos
 
 
@@ -95,8 +97,6 @@ def _skip_group(buf: bytes, pos: int, end: int, key: int) -> int:
             raise Malformed("a group never ends")
         key, pos = tag(buf, pos)
         number, kind = key >> 3, key & 7
-        if number == 0:
-            raise Malformed("field number 0 does not exist")
         if kind == START_GROUP:
             open_fields.append(number)
             if len(open_fields) > _MAX_GROUP_DEPTH:

@@ -100,7 +100,7 @@ def _prompt(request: Any) -> bytes:
 
 def _check_generate(found: scan.Scan, request: pb.GenerateRequest) -> None:
     if request.WhichOneof("prompt") == "token_ids":
-        assert found.prompt_tokens == max(1, len(request.token_ids.ids))
+        assert found.token_ids == len(request.token_ids.ids)
         prompt = found.prompt
         assert found.prompt_bytes == len(prompt)
     else:
@@ -195,9 +195,9 @@ def test_garbage_never_raises_anything_but_malformed(raw):
 def test_a_oneof_prompt_keeps_only_its_last_member():
     text = pb.GenerateRequest(text="abcdefgh").SerializeToString()
     ids = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 300, 70000])).SerializeToString()
-    assert scan.scan_generate(text + ids).prompt_tokens == 3
-    assert scan.scan_generate(ids + ids).prompt_tokens == 6
-    assert scan.scan_generate(ids + text + ids).prompt_tokens == 3
+    assert scan.scan_generate(text + ids).token_ids == 3
+    assert scan.scan_generate(ids + ids).token_ids == 6
+    assert scan.scan_generate(ids + text + ids).token_ids == 3
     assert scan.scan_generate(ids + text).prompt == b"abcdefgh"
 
 
@@ -205,7 +205,7 @@ def test_unpacked_token_ids_count_too():
     inner = b"\x08\x01\x08\xac\x02\x0a\x02\x05\x06"
     raw = b"\x1a" + bytes([len(inner)]) + inner
     assert list(pb.GenerateRequest.FromString(raw).token_ids.ids) == [1, 300, 5, 6]
-    assert scan.scan_generate(raw).prompt_tokens == 4
+    assert scan.scan_generate(raw).token_ids == 4
 
 
 def test_the_prompt_kept_for_hashing_is_bounded():

@@ -1,0 +1,249 @@
+"""The OpenAI-style HTTP API: which paths there are, and who answers them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from router_node.gateway.http_relay import HttpRelay, TunnelCall
+from router_node.gateway.reply import JSON, Cors, error_reply
+from router_node.gateway.tunnel import header_fields, put_varint, request_message, request_opening
+from router_node.relay import fields as routing
+from router_node.relay.account import Account
+from router_node.relay.core import RelayCore
+from router_node.relay.methods import merge_peek
+from router_node.relay.peek import peek
+from shared import headers as names
+from shared.errors import Code, LayaError, invalid
+from shared.ids import sane_request_id
+from shared.logging import event, get
+from shared.net.api import Headers, HttpExchange
+
+log = get("gateway")
+
+# Passed to nodes through the tunnel; each of these bodies is JSON with a "model".
+TUNNELLED: Final = (
+    b"/v1/chat/completions",
+    b"/v1/completions",
+    b"/v1/embeddings",
+    b"/v1/responses",
+    b"/v1/rerank",
+    b"/v1/score",
+    b"/v1/classify",
+    b"/v1/pooling",
+)
+MODELS: Final = b"/v1/models"
+_GET: Final = (b"GET", b"HEAD")
+_MAX_TARGET: Final = 4096  # bytes
+_TRACE: Final = (names.TRACEPARENT, names.TRACESTATE)
+_CONTENT_TYPE: Final = header_fields([JSON])
+_OTHER: Final = "other"
+
+
+class _Route:
+    """A tunnelled path: its label in logs and metrics, and how its message begins."""
+
+    __slots__ = ("label", "opening")
+
+    def __init__(self, path: bytes) -> None:
+        self.label = path.decode()
+        self.opening = request_opening(b"POST", path)
+
+
+class Gateway:
+    """The handler of HTTP requests on the public port. ``ready`` says whether some node can serve."""
+
+    __slots__ = ("_cards", "_cards_of", "_core", "_cors", "_extra", "_ready", "_routes")
+
+    def __init__(self, core: RelayCore, ready: Callable[[], bool]) -> None:
+        self._core = core
+        self._ready = ready
+        self._cors = Cors(core.settings.cors_origins)
+        self._extra = core.settings.forward_metadata
+        self._routes = {path: _Route(path) for path in TUNNELLED}
+        self._cards: dict[str, bytes] = {}
+        self._cards_of = b""
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer a request, now or later. Never raises."""
+        core = self._core
+        since = core.clock()
+        target = exchange.target
+        route = self._routes.get(target)
+        if route is None:
+            path, _, query = target.partition(b"?")
+            if query:
+                route = self._routes.get(path)
+            if route is None or len(target) > _MAX_TARGET:
+                if path in (b"/healthz", b"/readyz") and exchange.method in _GET:
+                    self._health(exchange, path)
+                    return
+                route = None
+        account = Account(core, "http", _OTHER if route is None else route.label, exchange.peer, since)
+        headers = dict(exchange.headers)
+        asked = headers.get(names.REQUEST_ID)
+        account.request_id = asked if asked is not None and sane_request_id(asked) else core.make_request_id()
+        account.bytes_in = len(exchange.body)
+        extra = self._cors.headers(headers.get(b"origin")) if self._cors.on else []
+        try:
+            if route is not None and exchange.method == b"POST":
+                self._tunnel(exchange, account, route, headers, extra, since)
+            else:
+                self._elsewhere(exchange, account, route is not None, headers, extra)
+        except LayaError as error:
+            self._refuse(exchange, account, error, extra)
+        except Exception as error:
+            event(log, logging.ERROR, "gateway_failed", exc_info=error, request_id=account.request_id.decode())
+            failure = LayaError(Code.INTERNAL, "INTERNAL", "The router failed on this request; its log says why.")
+            self._refuse(exchange, account, failure, extra)
+
+    def _refuse(self, exchange: HttpExchange, account: Account, error: LayaError, extra: Headers) -> None:
+        exchange.on_abort = None
+        account.failed(error, http=True)
+        error_reply(exchange, error, account.request_id, extra)
+        account.end()
+
+    # Through the tunnel.
+
+    def _tunnel(
+        self,
+        exchange: HttpExchange,
+        account: Account,
+        route: _Route,
+        headers: dict[bytes, bytes],
+        extra: Headers,
+        since: float,
+    ) -> None:
+        core, body = self._core, exchange.body
+        account.caller = core.authorizer.authorize(headers.get(b"authorization"))
+        if not body:
+            raise invalid("The body is empty: send a JSON object.")
+        coding = headers.get(b"content-encoding")
+        if coding is not None and coding.lower() != b"identity":
+            raise LayaError(
+                Code.INVALID_ARGUMENT,
+                "INVALID_REQUEST",
+                "The body is compressed, which is not supported: send it without content-encoding.",
+                http_status=415,
+            )
+        fields = _routing_fields(headers)
+        merge_peek(peek(body, core.settings.max_n, core.settings.max_max_tokens), fields)
+        opening = route.opening
+        if len(exchange.target) != len(route.label):
+            opening = request_opening(b"POST", exchange.target)
+        passed = _CONTENT_TYPE + _id_field(account.request_id)
+        forward: Headers = []
+        if names.TRACEPARENT in headers:
+            forward = [(name, headers[name]) for name in _TRACE if name in headers]
+            passed += header_fields(forward)
+        if self._extra:
+            passed += header_fields([(name, headers[name]) for name in self._extra if name in headers])
+        message = request_message(opening, passed, body)
+        HttpRelay(TunnelCall(account, exchange, fields, message, forward, extra)).begin(since)
+
+    # Answered here.
+
+    def _elsewhere(
+        self, exchange: HttpExchange, account: Account, known: bool, headers: dict[bytes, bytes], extra: Headers
+    ) -> None:
+        path = exchange.target.partition(b"?")[0]
+        allowed: bytes | None = None
+        if known:
+            allowed = b"POST"
+        elif path == MODELS or path.startswith(MODELS + b"/"):
+            account.method = "/v1/models"
+            allowed = b"GET, HEAD"
+        elif path in (b"/healthz", b"/readyz"):
+            account.method = path.decode()
+            allowed = b"GET, HEAD"
+        if allowed is None or len(exchange.target) > _MAX_TARGET:
+            shown = path[:80].decode("ascii", "replace")
+            raise LayaError(
+                Code.NOT_FOUND, "METHOD_UNKNOWN", f"There is nothing at {shown}: the API is at /v1/, see /v1/models."
+            )
+        if exchange.method == b"OPTIONS" and self._cors.on and b"access-control-request-method" in headers:
+            wanted = headers.get(b"access-control-request-headers", b"")
+            answer = self._cors.preflight(headers.get(b"origin", b""), wanted, allowed)
+            self._finish(exchange, account, 204, answer, b"")
+        elif allowed == b"POST" or exchange.method not in _GET:
+            method = exchange.method[:16].decode("ascii", "replace")
+            error = LayaError(
+                Code.UNIMPLEMENTED,
+                "METHOD_UNKNOWN",
+                f"{method} is not allowed here: use {allowed.decode().replace(', HEAD', '')}.",
+                http_status=405,
+            )
+            self._refuse(exchange, account, error, [*extra, (b"allow", allowed)])
+        else:
+            account.caller = self._core.authorizer.authorize(headers.get(b"authorization"))
+            self._finish(exchange, account, 200, [JSON, *extra], self._models(path))
+
+    def _finish(self, exchange: HttpExchange, account: Account, status: int, headers: Headers, body: bytes) -> None:
+        account.code = status
+        account.bytes_out = len(body)
+        exchange.respond(status, [*headers, (names.REQUEST_ID, account.request_id)], body)
+        account.end()
+
+    def _models(self, path: bytes) -> bytes:
+        """The list of models, or one of them. Raises LayaError NOT_FOUND naming those there are."""
+        whole = self._core.table.models_json()
+        if path == MODELS:
+            return whole
+        if whole is not self._cards_of:
+            cards = msgspec.json.decode(whole, type=_Cards).data
+            self._cards = {msgspec.json.decode(card, type=_Id).id: bytes(card) for card in cards}
+            self._cards_of = whole
+        name = unquote_to_bytes(path[len(MODELS) + 1 :]).decode("utf-8", "replace")
+        card = self._cards.get(name)
+        if card is None:
+            there = ", ".join(sorted(self._cards)[:32]) or "none yet"
+            raise LayaError(
+                Code.NOT_FOUND,
+                "MODEL_NOT_FOUND",
+                f"The model {name[:256]!r} does not exist: there are {there}.",
+                param="model",
+            )
+        return card
+
+    def _health(self, exchange: HttpExchange, path: bytes) -> None:
+        if path == b"/healthz":
+            exchange.respond(200, [JSON], b'{"status":"ok"}')
+        elif self._ready():
+            exchange.respond(200, [JSON], b'{"status":"ready"}')
+        else:
+            exchange.respond(503, [JSON], b'{"status":"No node is ready to serve yet."}')
+
+
+class _Cards(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+class _Id(msgspec.Struct):
+    id: str
+
+
+def _routing_fields(headers: dict[bytes, bytes]) -> routing.Fields:
+    """What headers say about where the request should run. Raises LayaError for a malformed one."""
+    out = routing.Fields()
+    session = headers.get(names.SESSION)
+    if session is None:
+        session = headers.get(b"x-session-id")
+    if session is not None:
+        out.session = routing.session(session, "laya-session")
+    priority = headers.get(names.PRIORITY)
+    if priority is not None:
+        out.priority = routing.priority(priority, "laya-priority")
+    return out
+
+
+def _id_field(request_id: bytes) -> bytes:
+    """``x-request-id`` as a header of the message; written out since every request has one."""
+    size = len(request_id)
+    if size < 0x70:
+        return b"\x1a%c\x0a\x0cx-request-id\x12%c%b" % (size + 16, size, request_id)
+    field = b"\x0a\x0cx-request-id\x12" + put_varint(size) + request_id
+    return b"\x1a" + put_varint(len(field)) + field

@@ -1,0 +1,194 @@
+"""Writes ``HttpRequest`` and reads ``HttpResponse`` messages of the OpenAI tunnel, at the cost of a few slices.
+
+The two messages are simple enough that building protobuf objects for each streamed token would be most of the work.
+Body bytes are handed on as they come, a message that spans many DATA frames included, so nothing grows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from router_node.relay import wire
+from shared.errors import Code, LayaError
+from shared.net.api import Headers
+
+MAX_HEAD: Final = 256 << 10  # bytes of a message that must be whole before it can be read
+_PREFIX: Final = 5
+_BODY: Final = 0x22  # HttpRequest.body
+_PART_BODY: Final = 0x12  # HttpResponse.body
+_PART_HEAD: Final = 0x0A  # HttpResponse.head
+
+
+def put_varint(value: int) -> bytes:
+    """A varint of a non-negative value."""
+    if value < 0x80:
+        return _SMALL[value]
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_SMALL: Final = tuple(bytes((value,)) for value in range(0x80))
+
+
+def header_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Headers as the repeated field of an ``HttpRequest``."""
+    out = bytearray()
+    for name, value in headers:
+        field = b"\x0a" + put_varint(len(name)) + name + b"\x12" + put_varint(len(value)) + value
+        out += b"\x1a" + put_varint(len(field)) + field
+    return bytes(out)
+
+
+def request_opening(method: bytes, target: bytes) -> bytes:
+    """Method and target as the first fields of an ``HttpRequest``; made once for each known route."""
+    return b"\x0a" + put_varint(len(method)) + method + b"\x12" + put_varint(len(target)) + target
+
+
+def request_message(opening: bytes, headers: bytes, body: bytes) -> bytes:
+    """The framed message up to where the body begins; the body follows it as it is."""
+    size = put_varint(len(body))
+    length = len(opening) + len(headers) + 1 + len(size) + len(body)
+    return b"\0" + length.to_bytes(4, "big") + opening + headers + b"\x22" + size
+
+
+class ResponseHead:
+    """Status and headers of a response, names in lower case."""
+
+    __slots__ = ("headers", "status")
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = []
+
+
+class TunnelReader:
+    """Cuts the DATA of one response into its head and its body bytes. ``head`` is None until it came."""
+
+    __slots__ = ("_held", "_left", "head")
+
+    def __init__(self) -> None:
+        self.head: ResponseHead | None = None
+        self._held = b""
+        self._left = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the bytes so far end at a message's end."""
+        return not self._left and not self._held
+
+    def feed(self, data: bytes) -> bytes:
+        """The body bytes in ``data``, in order. Raises LayaError INTERNAL for what is no tunnel response."""
+        left = self._left
+        if left:
+            size = len(data)
+            if size <= left:
+                self._left = left - size
+                return data
+            self._left = 0
+            return data[:left] + self._read(data[left:])
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        return self._read(data)
+
+    def _read(self, data: bytes) -> bytes:
+        out: list[bytes] = []
+        at, end = 0, len(data)
+        while at < end:
+            start = at + _PREFIX
+            if start >= end:
+                if start > end or data[at + 1 : start] != b"\0\0\0\0":
+                    break
+                at = start  # an empty message
+                continue
+            if data[at]:
+                raise _broken("a compressed message")
+            size = int.from_bytes(data[at + 1 : start], "big")
+            stop = start + size
+            if data[start] == _PART_BODY and size:
+                body = _body_start(data, start + 1, stop)
+                if body < 0 and stop > end and end - start < 12:
+                    break  # the length itself is cut
+                if body >= 0:
+                    if stop > end:
+                        self._left = stop - end
+                        out.append(data[body:])
+                        return b"".join(out)
+                    out.append(data[body:stop])
+                    at = stop
+                    continue
+            if stop > end:
+                if size > MAX_HEAD:
+                    raise _broken(f"a head of {size} bytes")
+                break
+            self._message(data[start:stop], out)
+            at = stop
+        if at < end:
+            self._held = data[at:] if at else data
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _message(self, message: bytes, out: list[bytes]) -> None:
+        """A message that is not just one body field: the head, as a rule."""
+        pos, end = 0, len(message)
+        try:
+            while pos < end:
+                key, pos = wire.tag(message, pos)
+                start = pos
+                pos = wire.skip(message, pos, end, key)
+                if key == _PART_HEAD:
+                    if self.head is None:
+                        self.head = _read_head(message[wire.length(message, start)[1] : pos])
+                elif key == _PART_BODY:
+                    out.append(message[wire.length(message, start)[1] : pos])
+        except (IndexError, wire.Malformed):
+            raise _broken("a malformed message") from None
+
+
+def _body_start(data: bytes, at: int, stop: int) -> int:
+    """Where the body begins when the field whose length is at ``at`` ends with its message at ``stop``; else -1."""
+    try:
+        size, begin = wire.varint(data, at)
+    except (IndexError, wire.Malformed):
+        return -1
+    return begin if begin + size == stop else -1
+
+
+def _read_head(raw: bytes) -> ResponseHead:
+    out = ResponseHead()
+    pos, end = 0, len(raw)
+    while pos < end:
+        key, pos = wire.tag(raw, pos)
+        if key == 0x08:
+            out.status, pos = wire.varint(raw, pos)
+        elif key == 0x12:
+            size, pos = wire.length(raw, pos)
+            out.headers.append(_read_header(raw[pos : pos + size]))
+            pos += size
+        else:
+            pos = wire.skip(raw, pos, end, key)
+    if not 200 <= out.status <= 599:
+        raise _broken(f"status {out.status}")
+    return out
+
+
+def _read_header(raw: bytes) -> tuple[bytes, bytes]:
+    name = value = b""
+    pos, end = 0, len(raw)
+    while pos < end:
+        key, pos = wire.tag(raw, pos)
+        start = pos
+        pos = wire.skip(raw, pos, end, key)
+        if key == 0x0A:
+            name = raw[wire.length(raw, start)[1] : pos].lower()
+        elif key == 0x12:
+            value = raw[wire.length(raw, start)[1] : pos]
+    return name, value
+
+
+def _broken(what: str) -> LayaError:
+    return LayaError(Code.INTERNAL, "NODE_PROTOCOL", f"The node answered with {what}, which is no tunnel response.")

@@ -1,0 +1,174 @@
+"""The access log: one line a request, written off the hot path.
+
+A request that ends leaves a tuple in a bounded ring, which costs well under a microsecond. One task wakes ten times a
+second, formats what is there in short slices, and hands the text to a thread that writes it, so that neither a burst
+nor a slow disk or pipe holds up the event loop. Where the ring is full, lines are dropped and the next line written
+says how many. A line holds names and numbers: no prompt, no header value but the request id, no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+INTERVAL: Final = 0.1  # seconds between two drains
+SLICE: Final = 200  # lines formatted before the loop runs other things
+WRITE_TIMEOUT: Final = 5.0  # seconds a slow stream may take before close() gives up on it
+
+
+class Stream(Protocol):
+    """Where lines go: a text file."""
+
+    def write(self, text: str, /) -> object:
+        """Write all of the text."""
+
+    def flush(self) -> object:
+        """Push it out."""
+
+
+FIELDS: Final = (
+    "at",
+    "protocol",
+    "peer",
+    "method",
+    "code",
+    "reason",
+    "seconds",
+    "routed",
+    "model",
+    "node",
+    "tenant",
+    "request_id",
+    "attempts",
+    "bytes_in",
+    "bytes_out",
+)
+# One finished request, its fields as FIELDS names them; a plain tuple, since one is made per request. Times are
+# seconds; ``at`` is the wall clock at its end. ``code`` is the gRPC status, or the HTTP status where it is 100 or
+# more. ``routed`` is the router's own time before the first byte went to a node, negative when none did.
+Entry = tuple[float, str, str, str, int, str, float, float, str, str, str, bytes, int, int, int]
+
+
+class AccessLog:
+    """A bounded ring of entries and the task that writes them out."""
+
+    def __init__(self, stream: Stream, style: Literal["text", "json"] = "text", capacity: int = 65_536) -> None:
+        self._stream = stream
+        self._format = _as_json if style == "json" else _as_text
+        self._capacity = capacity
+        self._ring: deque[Entry] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="access-log")
+        self._unsaid = 0
+        self.dropped = 0
+        self.written = 0
+
+    def add(self, entry: Entry) -> None:
+        """Keep one line for the next drain, or count it as dropped."""
+        ring = self._ring
+        if len(ring) < self._capacity:
+            ring.append(entry)
+        else:
+            self.dropped += 1
+            self._unsaid += 1
+
+    @property
+    def waiting(self) -> int:
+        """Lines not written yet."""
+        return len(self._ring)
+
+    def start(self) -> None:
+        """Begin to write. Call once, on the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="access-log")
+
+    async def close(self) -> None:
+        """Write what is left, within ``WRITE_TIMEOUT`` seconds, and stop."""
+        self._closing.set()
+        task, self._task = self._task, None
+        if task is not None:
+            _, late = await asyncio.wait((task,), timeout=WRITE_TIMEOUT)
+            if late:
+                task.cancel()
+                await asyncio.wait((task,), timeout=WRITE_TIMEOUT)
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), INTERVAL)
+            await self._drain()
+        await self._drain()  # what came in since, or before the first round
+
+    async def _drain(self) -> None:
+        ring, shape = self._ring, self._format
+        lines: list[str] = []
+        for _ in range(len(ring)):
+            lines.append(shape(ring.popleft()))
+            if len(lines) >= SLICE:
+                await self._write(lines)
+                lines = []
+        if lines:
+            await self._write(lines)
+
+    async def _write(self, lines: list[str]) -> None:
+        if self._unsaid:
+            lines.append(self._lost(self._unsaid))
+            self._unsaid = 0
+        text = "\n".join(lines) + "\n"
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._put, text)
+            self.written += len(lines)
+        except (OSError, ValueError):  # a closed or full stream: the requests matter more than their log
+            self.dropped += len(lines)
+
+    def _put(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+    def _lost(self, count: int) -> str:
+        if self._format is _as_json:
+            return _encode({"event": "access_log_dropped", "lines": count}).decode()
+        return f"access_log_dropped lines={count}"
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _stamp(at: float) -> str:
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+
+def _as_json(entry: Entry) -> str:
+    line: dict[str, object] = dict(zip(FIELDS, entry, strict=True))
+    del line["at"]
+    line["seconds"] = round(entry[6], 6)
+    line["routed"] = round(entry[7], 6) if entry[7] >= 0 else None
+    line["request_id"] = entry[11].decode("ascii", "replace")
+    return _encode({"time": _stamp(entry[0]), "event": "request", **line}).decode()
+
+
+def _as_text(entry: Entry) -> str:
+    at, protocol, peer, method, code, reason, seconds, routed, model, node, tenant, request_id, attempts, size, out = (
+        entry
+    )
+    own = f"{routed * 1e6:.0f}us" if routed >= 0 else "-"
+    return (
+        f"{_stamp(at)} {protocol} {_word(peer)} {_word(method)} {code} {reason or '-'} {seconds * 1e3:.1f}ms"
+        f" routed={own} model={_word(model)} node={_word(node)} tenant={_word(tenant)}"
+        f" id={_word(request_id.decode('ascii', 'replace'))} attempts={attempts} in={size} out={out}"
+    )
+
+
+def _word(text: str) -> str:
+    """A value as one word: a client's model name must not be able to forge a line or a field."""
+    if text.isascii() and text.isprintable() and " " not in text and '"' not in text:
+        return text or "-"
+    return _encode(text).decode().replace(" ", "\\u0020")

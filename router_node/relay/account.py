@@ -1,0 +1,211 @@
+"""What one request owes and what is known of it, from its arrival to its last byte.
+
+Every relayed request, gRPC or HTTP, has one account. It holds the place in the dispatcher (a reservation or a ticket)
+and gives it back exactly once, whatever happened; its end is what the metrics and the access log see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from router_node.dispatch import Ask, Reservation, Ticket
+from router_node.relay.fields import Fields
+from shared.errors import Code, LayaError, invalid
+
+if TYPE_CHECKING:
+    from router_node.middleware.keys import Caller
+    from router_node.relay.core import RelayCore
+
+CANCELLED_HTTP: Final = 499  # the client went away first
+
+
+class Account:
+    """One request. ``code`` is the gRPC code, or the HTTP status, that the client was told.
+
+    ``worked`` is the router's own time in seconds until the first byte went to a node: waiting for the client's bytes
+    or for a node with room is not in it.
+    """
+
+    __slots__ = (
+        "attempts",
+        "bytes_in",
+        "bytes_out",
+        "caller",
+        "code",
+        "core",
+        "ended",
+        "excluded",
+        "method",
+        "model",
+        "node_id",
+        "peer",
+        "protocol",
+        "reason",
+        "request_id",
+        "reservation",
+        "routed",
+        "started",
+        "ticket",
+        "worked",
+    )
+
+    def __init__(self, core: RelayCore, protocol: str, method: str, peer: str, started: float) -> None:
+        self.core = core
+        self.protocol = protocol
+        self.method = method
+        self.peer = peer
+        self.started = started
+        self.worked = 0.0
+        self.routed = -1.0
+        self.request_id = b""
+        self.caller: Caller | None = None
+        self.model = ""
+        self.node_id = ""
+        self.code = 0
+        self.reason = ""
+        self.attempts = 0
+        self.bytes_in = self.bytes_out = 0
+        self.excluded: set[str] | None = None
+        self.reservation: Reservation | None = None
+        self.ticket: Ticket | None = None
+        self.ended = False
+        core.metrics.in_flight += 1
+
+    def submit(
+        self,
+        fields: Fields,
+        deadline: float | None,
+        on_grant: Callable[[Reservation], None],
+        on_refuse: Callable[[LayaError], None],
+    ) -> Reservation | None:
+        """Ask for a node: a reservation when one has room now, else None and one of the callbacks later.
+
+        ``deadline`` is in loop time. Raises LayaError when no node can ever take the request.
+        """
+        caller = self.caller
+        model = fields.model or self.core.only_model()
+        asked = fields.priority or 0
+        best = caller.best_priority if caller is not None else 0
+        self.model = model
+        ask = Ask(
+            model,
+            session=fields.session,
+            tenant=caller.tenant if caller is not None else "",
+            priority=asked if asked > best else best,
+            prompt_tokens=fields.prompt_tokens or 0,
+            prompt_bytes=fields.prompt_bytes,
+            max_new_tokens=fields.max_tokens or 0,
+            n=fields.n,
+            exact=fields.exact,
+            prefix=fields.prefix,
+            deadline=deadline,
+        )
+        return self._take(self.core.dispatcher.submit(ask, on_grant, on_refuse))
+
+    def wait_again(
+        self, on_grant: Callable[[Reservation], None], on_refuse: Callable[[LayaError], None]
+    ) -> Reservation | None:
+        """Ask again after a node gave the request back, as ``submit`` does and with the time it has waited."""
+        ask = self.reservation.ask if self.reservation is not None else None
+        if ask is None:
+            raise invalid("The request was not dispatched before.")
+        return self._take(self.core.dispatcher.submit(ask, on_grant, on_refuse))
+
+    def _take(self, outcome: Reservation | Ticket) -> Reservation | None:
+        if isinstance(outcome, Ticket):
+            self.ticket = outcome
+            return None
+        self.granted(outcome)
+        return outcome
+
+    def granted(self, reservation: Reservation) -> None:
+        """The dispatcher chose a node, at once or later."""
+        self.ticket = None
+        self.reservation = reservation
+        self.node_id = reservation.node.id
+        self.attempts += 1
+
+    def another(self) -> Reservation | None:
+        """Another node for the same request, leaving out those tried; None when there is none or enough were tried."""
+        old = self.reservation
+        if old is None or self.attempts >= self.core.settings.max_attempts:
+            return None
+        if self.excluded is None:
+            self.excluded = set()
+        self.excluded.add(old.node.id)
+        new = self.core.dispatcher.retry(old, self.excluded)
+        if new is not None:
+            self.core.metrics.count("retry")
+            self.granted(new)
+        return new
+
+    def refused(self, retry_after: float | None) -> None:
+        """The node had no room after all: it rests a moment."""
+        if self.reservation is not None:
+            self.core.dispatcher.on_refused(self.reservation, retry_after)
+            self.core.metrics.count("node_refused")
+
+    def sent(self, since: float) -> None:
+        """The first byte goes to a node; ``since`` is when this piece of the router's work began."""
+        if self.routed < 0:
+            self.routed = spent = self.worked + self.core.clock() - since
+            self.core.metrics.routed(spent)
+
+    def release(self) -> None:
+        """Give the place in the dispatcher back; the node's stream is over."""
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.cancel()
+        if self.reservation is not None:
+            self.reservation.end()
+
+    def failed(self, error: LayaError, http: bool = False) -> None:
+        """Note what the client is told."""
+        self.code = error.http_status if http else int(error.code)
+        self.reason = error.reason
+
+    def end(self) -> None:
+        """The client's side is over; the first call counts."""
+        if self.ended:
+            return
+        self.ended = True
+        self.release()
+        core = self.core
+        metrics = core.metrics
+        metrics.in_flight -= 1
+        metrics.finished(self.method, self.code)
+        log = core.access_log
+        if log is not None:
+            caller = self.caller
+            log.add(
+                (
+                    time.time(),
+                    self.protocol,
+                    self.peer,
+                    self.method,
+                    self.code,
+                    self.reason,
+                    core.clock() - self.started,
+                    self.routed,
+                    self.model,
+                    self.node_id,
+                    caller.tenant if caller is not None else "",
+                    self.request_id,
+                    self.attempts,
+                    self.bytes_in,
+                    self.bytes_out,
+                )
+            )
+
+
+def node_lost(node_id: str, what: str, retry_safe: bool, code: Code = Code.UNAVAILABLE) -> LayaError:
+    """UNAVAILABLE NODE_LOST with the node, and whether asking again can do no harm beyond the work done twice."""
+    return LayaError(
+        code,
+        "NODE_LOST",
+        f"Node {node_id} {what}; {'try again' if retry_safe else 'what it had answered so far is incomplete'}.",
+        retry_after=0.1 if retry_safe else None,
+        metadata={"node": node_id, "retry_safe": "true" if retry_safe else "false"},
+    )

@@ -1,0 +1,110 @@
+"""What the gRPC relay and the HTTP gateway share: the dispatcher, the limits, the headers that go to a node."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from typing import Final
+
+from router_node.admin.metrics import RouterMetrics
+from router_node.dispatch import Dispatcher, Reservation
+from router_node.middleware.access_log import AccessLog
+from router_node.middleware.keys import Authorizer, Caller
+from router_node.relay.deadlines import Deadlines
+from router_node.relay.headers import HeaderRules
+from router_node.relay.settings import RelaySettings
+from router_node.routes.table import RouteTable
+from shared import headers as names
+from shared.errors import invalid
+from shared.ids import request_id_maker
+from shared.net.api import Headers
+from shared.net.fields import CheckedHeaders
+
+# Pseudo-headers come first. The node serves whatever authority it is asked for.
+_OPENING: Final = ((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"node"))
+_TE: Final = (b"te", b"trailers")
+MAX_TENANTS: Final = 4096  # whose headers are kept ready
+
+
+class RelayCore:
+    """Collaborators and small caches of one worker's data plane."""
+
+    def __init__(
+        self,
+        *,
+        dispatcher: Dispatcher,
+        authorizer: Authorizer,
+        table: RouteTable,
+        metrics: RouterMetrics,
+        access_log: AccessLog | None,
+        settings: RelaySettings,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.authorizer = authorizer
+        self.table = table
+        self.metrics = metrics
+        self.access_log = access_log
+        self.settings = settings
+        self.loop = loop
+        self.clock = time.perf_counter
+        self.deadlines = Deadlines(loop)
+        self.rules = HeaderRules(settings.forward_metadata)
+        self.make_request_id = request_id_maker()
+        self._tenants: dict[str, Headers] = {}
+        clamps = b'{"max_n":%d,"max_max_tokens":%d}' % (settings.max_n, settings.max_max_tokens)
+        self._common: Headers = [(names.CLAMPS, clamps)]
+        if settings.cluster_token:
+            self._common.append((names.CLUSTER_TOKEN, settings.cluster_token))
+
+    @property
+    def live(self) -> int:
+        """Requests in the router now, waiting ones too."""
+        return self.metrics.in_flight
+
+    def close(self) -> None:
+        """Stop the timers. Call it once the listeners are closed, so that no request is left."""
+        self.deadlines.close()
+
+    def only_model(self) -> str:
+        """The model of a request that names none. Raises LayaError INVALID_ARGUMENT unless there is just one."""
+        models = self.dispatcher.models()
+        if len(models) == 1:
+            return models[0].name
+        there = ", ".join(model.name for model in models[:32]) or "none yet"
+        raise invalid(f"The request names no model: name one of those there are ({there}).", "model")
+
+    def node_headers(
+        self,
+        path: bytes,
+        content_type: bytes,
+        caller: Caller | None,
+        reservation: Reservation,
+        request_id: bytes,
+        forward: Headers,
+    ) -> Headers:
+        """The header block that opens a node's stream."""
+        out = CheckedHeaders(_OPENING)
+        out.append((b":path", path))
+        out.append(_TE)
+        out.append((b"content-type", content_type))
+        out += self._tenant(caller.tenant) if caller is not None and caller.tenant else self._common
+        out += forward
+        out.append((names.DISPATCH, reservation.id))
+        out.append((names.PRIORITY, b"%d" % reservation.ask.priority))
+        out.append((names.REQUEST_ID, request_id))
+        return out
+
+    def _tenant(self, tenant: str) -> Headers:
+        found = self._tenants.get(tenant)
+        if found is None:
+            if len(self._tenants) >= MAX_TENANTS:
+                self._tenants.clear()
+            # Keyed, so that a salt cannot be guessed from a tenant's name; the same on every router of the cluster.
+            key = hashlib.blake2b(self.settings.cluster_token, digest_size=32).digest()
+            salt = hashlib.blake2b(tenant.encode(), digest_size=16, key=key).hexdigest()
+            value = tenant.encode("ascii", "backslashreplace")
+            found = [*self._common, (names.TENANT, value), (names.SALT, salt.encode())]
+            self._tenants[tenant] = found
+        return found

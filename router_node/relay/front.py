@@ -1,0 +1,103 @@
+"""Where gRPC calls of the public port come in: who may call what, and who answers it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from router_node.relay.account import Account
+from router_node.relay.core import RelayCore
+from router_node.relay.fields import from_metadata
+from router_node.relay.headers import RequestHead, trailers_only
+from router_node.relay.local import BridgeStream, ListModels
+from router_node.relay.methods import LIST_MODELS_PATH, METHODS, Method, check_caps
+from router_node.relay.relay_stream import RelayStream
+from shared.errors import Code, LayaError
+from shared.logging import event, get
+from shared.net.api import Headers, ServerSink, ServerStream, Upstream
+
+log = get("relay")
+
+# Answered by the services on the private socket. Probes have no key to send; reflection needs one.
+HEALTH: Final = b"/grpc.health.v1.Health/"
+REFLECTION: Final = (b"/grpc.reflection.v1alpha.ServerReflection/", b"/grpc.reflection.v1.ServerReflection/")
+# Never on the public port, whoever asks.
+PRIVATE: Final = (b"/laya.v1.Node/", b"/laya.v1.Admin/")
+OTHER: Final = "other"
+
+
+class RelayFront:
+    """The acceptor of gRPC calls."""
+
+    __slots__ = ("_bridge", "_core")
+
+    def __init__(self, core: RelayCore, bridge: Upstream | None = None) -> None:
+        self._core = core
+        self._bridge = bridge
+
+    def accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink | None:
+        """Take a new stream, or answer it with an error at once."""
+        core = self._core
+        since = core.clock()
+        account = Account(core, "grpc", OTHER, stream.peer, since)
+        relay: RelayStream | None = None
+        try:
+            head = core.rules.read(headers)
+            account.request_id = head.request_id or core.make_request_id()
+            method = METHODS.get(head.path)
+            if method is None:
+                return self._other(stream, account, head, end)
+            account.method = method.label
+            account.caller = core.authorizer.authorize(head.authorization)
+            relay = self._relay(stream, account, head, method)
+            relay.begin(end, since)
+            return relay
+        except LayaError as error:
+            if relay is not None:
+                relay.refuse(error)
+                return relay
+            return self._refuse(stream, account, error)
+        except Exception as error:
+            # A defect of ours: the client gets one clear answer, the books are closed, and the log has the trace.
+            event(log, logging.ERROR, "relay_failed", exc_info=error, request_id=account.request_id.decode())
+            failure = LayaError(Code.INTERNAL, "INTERNAL", "The router failed to take the call; its log says why.")
+            if relay is not None:
+                relay.refuse(failure)
+                return relay
+            return self._refuse(stream, account, failure)
+
+    def _relay(self, stream: ServerStream, account: Account, head: RequestHead, method: Method) -> RelayStream:
+        fields = from_metadata(head.fields)
+        check_caps(fields, self._core.settings)
+        return RelayStream(stream, account, head, method, fields)
+
+    def _other(self, stream: ServerStream, account: Account, head: RequestHead, end: bool) -> ServerSink | None:
+        """Paths that no node serves."""
+        core, path = self._core, head.path
+        if path == LIST_MODELS_PATH:
+            account.method = "ListModels"
+            account.caller = core.authorizer.authorize(head.authorization)
+            return ListModels.answer(stream, account, end)
+        if path.startswith(HEALTH):
+            return self._bridged(stream, account, head, end)
+        if path.startswith(REFLECTION):
+            account.caller = core.authorizer.authorize(head.authorization)
+            return self._bridged(stream, account, head, end)
+        shown = path.decode("ascii", "replace")
+        if path.startswith(PRIVATE):
+            raise LayaError(
+                Code.PERMISSION_DENIED,
+                "METHOD_UNKNOWN",
+                f"{shown} is not served on the public port: Admin is on the router's private address, Node on nodes.",
+            )
+        raise LayaError(Code.UNIMPLEMENTED, "METHOD_UNKNOWN", f"The method {shown} does not exist here.")
+
+    def _bridged(self, stream: ServerStream, account: Account, head: RequestHead, end: bool) -> ServerSink | None:
+        if self._bridge is None:
+            raise LayaError(Code.UNIMPLEMENTED, "METHOD_UNKNOWN", "This router serves neither health nor reflection.")
+        return BridgeStream.open(stream, account, head, self._bridge, end)
+
+    def _refuse(self, stream: ServerStream, account: Account, error: LayaError) -> None:
+        account.failed(error)
+        stream.respond(trailers_only(error, account.request_id), end=True)
+        account.end()

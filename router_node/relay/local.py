@@ -1,0 +1,123 @@
+"""gRPC calls that reach no node: the list of models, and what is passed on to the private socket."""
+
+from __future__ import annotations
+
+from router_node.relay.account import Account
+from router_node.relay.headers import GRPC, RequestHead, trailers_only
+from shared import headers as names
+from shared.errors import Code, LayaError, unavailable
+from shared.net.api import Headers, ServerSink, ServerStream, Upstream
+from shared.net.fields import CheckedHeaders
+from shared.net.grpc_wire import frame
+from shared.net.splice import Splice
+
+MAX_QUESTION = 64 << 10  # bytes of a request whose content does not matter
+
+
+class ListModels(ServerSink):
+    """``Inference.ListModels`` from the router's own table. The request's message says nothing and is not read."""
+
+    __slots__ = ("_account", "_answered", "_stream")
+
+    def __init__(self, stream: ServerStream, account: Account) -> None:
+        self._stream = stream
+        self._account = account
+        self._answered = False
+
+    @classmethod
+    def answer(cls, stream: ServerStream, account: Account, end: bool) -> ListModels:
+        """Own the stream and answer once the request is whole."""
+        sink = cls(stream, account)
+        if end:
+            sink._respond()
+        return sink
+
+    def on_data(self, data: bytes, end: bool) -> None:
+        """Part of the request."""
+        account = self._account
+        account.bytes_in += len(data)
+        self._stream.consumed(len(data))
+        if account.bytes_in > MAX_QUESTION and not self._answered:
+            error = LayaError(
+                Code.INVALID_ARGUMENT, "BODY_TOO_LARGE", f"ListModels takes at most {MAX_QUESTION} bytes."
+            )
+            self._answered = True
+            account.failed(error)
+            self._stream.respond(trailers_only(error, account.request_id), end=True)
+        elif end:
+            self._respond()
+
+    def on_trailers(self, headers: Headers) -> None:
+        """The request's end in another form."""
+        self._respond()
+
+    def on_sent(self, n: int) -> None:
+        """The answer is small; nothing waits for it."""
+
+    def on_closed(self, code: int) -> None:
+        """The stream is over."""
+        if not self._answered:
+            self._account.code = int(Code.CANCELLED)
+        self._account.end()
+
+    def _respond(self) -> None:
+        if self._answered:
+            return
+        self._answered = True
+        account = self._account
+        body = frame(account.core.table.list_models_grpc())
+        account.bytes_out = len(body)
+        self._stream.respond([(b":status", b"200"), GRPC, (names.REQUEST_ID, account.request_id)])
+        self._stream.send(body)
+        self._stream.trailers([(b"grpc-status", b"0")])
+
+
+class BridgeStream(Splice):
+    """A health or reflection call, passed on to the services on the private socket."""
+
+    __slots__ = ("_account",)
+
+    def __init__(self, down: ServerStream, account: Account) -> None:
+        super().__init__(down)
+        self._account = account
+
+    @classmethod
+    def open(
+        cls, stream: ServerStream, account: Account, head: RequestHead, bridge: Upstream, end: bool
+    ) -> BridgeStream:
+        """Own the stream and join it to the private socket."""
+        relay = cls(stream, account)
+        headers = CheckedHeaders(
+            [
+                (b":method", b"POST"),
+                (b":scheme", b"http"),
+                (b":authority", b"localhost"),
+                (b":path", head.path),
+                (b"te", b"trailers"),
+                (b"content-type", head.content_type),
+                *[pair for pair in head.forward if not pair[0].startswith(b"laya-")],
+            ]
+        )
+        if not relay.join(bridge, headers, end):
+            relay._refuse()
+        return relay
+
+    def _refuse(self) -> None:
+        error = unavailable("The router's own services are not up yet; try again.", "NOT_READY", 0.5)
+        self._account.failed(error)
+        self.fail(error)
+
+    def upstream_lost(self, code: int, unprocessed: bool) -> None:
+        """The router's own services ended the call early."""
+        self._refuse()
+
+    def finished(self, code: int) -> None:
+        """The client's stream is over."""
+        account = self._account
+        account.bytes_in, account.bytes_out = self.bytes_in, self.bytes_out
+        if account.code == 0:
+            if not self.complete:
+                account.code = int(Code.CANCELLED)
+            elif self.grpc_status.isdigit() and len(self.grpc_status) <= 2:
+                account.code = int(self.grpc_status)
+        account.end()

@@ -1,0 +1,147 @@
+"""Reads from an OpenAI request's JSON what the router needs, and leaves the rest to the engine.
+
+One pass of msgspec over the bytes checks that they are JSON, that the few fields below have their types and bounds,
+and finds where the prompt lies; nothing else is built. Errors name the field, in OpenAI's form.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from shared.errors import Code, LayaError, invalid
+
+PREFIX_BYTES: Final = 32 << 10  # prompt bytes kept for prefix hashing
+_MEDIA_BYTES: Final = 4096  # what one inline image or sound counts for in the prompt's length
+_MAX_MODEL: Final = 256
+_EMPTY: Final = msgspec.Raw(b"")
+
+
+class Peek(msgspec.Struct):
+    """The fields of an OpenAI request that decide where it runs; the prompt is one of the raw ones."""
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    priority: int | None = None
+    messages: msgspec.Raw = _EMPTY
+    prompt: msgspec.Raw = _EMPTY
+    input: msgspec.Raw = _EMPTY
+    query: msgspec.Raw = _EMPTY
+    documents: msgspec.Raw = _EMPTY
+
+
+class Wanted:
+    """What a request asks for. ``max_tokens`` counts one completion, None where the node's default applies.
+
+    ``prompt`` is the head of the prompt's JSON, for prefix hashing; ``prompt_bytes`` its whole length.
+    """
+
+    __slots__ = ("max_tokens", "model", "n", "priority", "prompt", "prompt_bytes", "stream")
+
+    def __init__(self, model: str, stream: bool, max_tokens: int | None, n: int) -> None:
+        self.model = model
+        self.stream = stream
+        self.max_tokens = max_tokens
+        self.n = n
+        self.priority: int | None = None
+        self.prompt = b""
+        self.prompt_bytes = 0
+
+
+_decode = msgspec.json.Decoder(Peek).decode
+_FIELD = re.compile(r"\$\.(\w+)").search
+_INT32: Final = 2**31
+
+
+def peek(body: bytes, max_n: int, max_max_tokens: int) -> Wanted:
+    """Read a request body. Raises LayaError INVALID_ARGUMENT that names the field that is wrong or missing."""
+    try:
+        found = _decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(f"The body is not valid JSON: {error}.", None) from None
+    model = found.model
+    if not model:
+        raise invalid("The field 'model' is missing: name the model to use; GET /v1/models lists them.", "model")
+    if len(model) > _MAX_MODEL:
+        raise invalid(f"The field 'model' is {len(model)} characters long: at most {_MAX_MODEL} are allowed.", "model")
+    n = found.n
+    if n is None:
+        n = 1
+    elif n < 1 or n > max_n:
+        raise invalid(f"The field 'n' is {n}: it must be 1 to {max_n}.", "n")
+    best_of = found.best_of
+    if best_of is not None:
+        if best_of < 1 or best_of > max_n:
+            raise invalid(f"The field 'best_of' is {best_of}: it must be 1 to {max_n}.", "best_of")
+        n = max(n, best_of)
+    wanted = Wanted(model, found.stream is True, _limit(found, max_max_tokens), n)
+    if found.priority is not None:
+        if not -_INT32 <= found.priority < _INT32:
+            raise invalid("The field 'priority' must fit into 32 bits.", "priority")
+        wanted.priority = found.priority
+    _prompt(found, wanted)
+    return wanted
+
+
+def _limit(found: Peek, most: int) -> int | None:
+    """The new tokens asked for; the newer name wins over the older, as in the engine."""
+    limit: int | None = None
+    for name, value in (
+        ("max_tokens", found.max_tokens),
+        ("max_output_tokens", found.max_output_tokens),
+        ("max_completion_tokens", found.max_completion_tokens),
+    ):
+        if value is not None:
+            if value < 1 or value > most:
+                raise invalid(f"The field '{name}' is {value}: it must be 1 to {most}.", name)
+            limit = value
+    return limit
+
+
+def _prompt(found: Peek, wanted: Wanted) -> None:
+    # Only one of the first three is there in a sane request. The engine judges the rest.
+    raw: msgspec.Raw = found.messages or found.prompt or found.input
+    if raw:
+        view = memoryview(raw)
+        size = len(view)
+        wanted.prompt = bytes(view[:PREFIX_BYTES])
+        wanted.prompt_bytes = size if size <= PREFIX_BYTES else size - _media(bytes(view))
+    else:
+        wanted.prompt_bytes = len(memoryview(found.query)) + len(memoryview(found.documents))
+
+
+def _media(raw: bytes) -> int:
+    """Bytes by which inline images and sounds overstate a prompt: their base64 is no text."""
+    surplus = 0
+    at = raw.find(b";base64,")
+    while at >= 0:
+        end = raw.find(b'"', at)
+        if end < 0:
+            break
+        surplus += max(0, end - at - _MEDIA_BYTES)
+        at = raw.find(b";base64,", end)
+    return surplus
+
+
+def _wrong_type(text: str) -> LayaError:
+    """msgspec says ``Expected `int`, got `str` - at `$.max_tokens```; say it as a sentence with the field's name."""
+    what, _, where = text.partition(" - at ")
+    match = _FIELD(where)
+    if match is None:
+        return invalid(f"The body must be a JSON object: {what[:1].lower()}{what[1:]}.", None)
+    field = match.group(1)
+    return LayaError(
+        Code.INVALID_ARGUMENT,
+        "INVALID_REQUEST",
+        f"The field '{field}' has the wrong type: {what[:1].lower()}{what[1:].replace(' | null', '')}.",
+        param=field,
+    )

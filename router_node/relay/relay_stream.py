@@ -1,0 +1,271 @@
+"""One gRPC call on its way through the router.
+
+The call is routed by its metadata as soon as its headers are here, or by its first message once that is whole. DATA
+then passes untouched between the two streams. What can go wrong with a node before the client has seen anything is
+mended here: a request that a node gave back, refused for lack of room, or took down with its connection is sent to
+another one, as long as all of it is still in the splice's replay buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router_node.dispatch import Reservation
+from router_node.relay.account import Account, node_lost
+from router_node.relay.core import RelayCore
+from router_node.relay.fields import Fields
+from router_node.relay.headers import RequestHead, response_for_client, trailers_for_client
+from router_node.relay.methods import Method
+from shared import headers as names
+from shared.errors import Code, LayaError, invalid
+from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Headers, ServerStream
+from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout
+from shared.net.splice import Splice
+
+# A node that answers UNAVAILABLE for one of these has not begun the request.
+_NOT_BEGUN: Final = frozenset(("DRAINING", "NOT_READY", "QUEUE_FULL", "QUEUE_TIMEOUT"))
+_BROKEN: Final = frozenset((PROTOCOL_ERROR, INTERNAL_ERROR))
+
+
+class RelayStream(Splice):
+    """A dispatched call; ``account`` is its books, ``head`` its checked headers."""
+
+    __slots__ = (
+        "_account",
+        "_core",
+        "_deadline",
+        "_deframer",
+        "_due",
+        "_empty",
+        "_fields",
+        "_head",
+        "_lost",
+        "_method",
+        "_over",
+        "_scan_due",
+    )
+
+    def __init__(self, down: ServerStream, account: Account, head: RequestHead, method: Method, fields: Fields) -> None:
+        super().__init__(down)
+        self._account = account
+        self._core: RelayCore = account.core
+        self._head = head
+        self._method = method
+        self._fields = fields
+        self._deframer: Deframer | None = None
+        self._deadline: float | None = None
+        self._due = 0
+        self._scan_due = 0
+        self._empty = False
+        self._lost = 0
+        self._over = False
+
+    def begin(self, end: bool, since: float) -> None:
+        """Route the call, or wait for its first message. ``end``: the request has no body.
+
+        Raises LayaError when it cannot be taken; the caller answers then.
+        """
+        core, head, fields = self._core, self._head, self._fields
+        if head.timeout is not None:
+            self._deadline = core.loop.time() + head.timeout
+            self._due = core.deadlines.add(head.timeout, self)
+        self._empty = end
+        if fields.complete:
+            self._submit(since)
+            return
+        if end:
+            raise invalid("The request ended without a message: send one.")
+        self._deframer = Deframer(core.settings.max_scan_bytes, head.encoding)
+        if self._due == 0 or (head.timeout or 0.0) > core.settings.body_timeout:
+            self._scan_due = core.deadlines.add(core.settings.body_timeout, self)
+        self._account.worked = core.clock() - since
+
+    # The client's side.
+
+    def on_data(self, data: bytes, end: bool) -> None:
+        """Request bytes; the first message is read on its way where metadata did not say enough."""
+        super().on_data(data, end)
+        if self._deframer is not None:
+            since = self._core.clock()
+            try:
+                self._read(self._deframer, data, end, since)
+            except LayaError as error:
+                self.refuse(error)
+
+    def _read(self, deframer: Deframer, data: bytes, end: bool, since: float) -> None:
+        try:
+            messages = deframer.feed(data)
+        except LayaError as error:
+            if error.reason != "BODY_TOO_LARGE" or not self._fields.model:
+                raise _too_large(error, self._core.settings.max_scan_bytes) from None
+            messages = []
+        else:
+            if not messages:
+                if end:
+                    raise invalid("The request ended in the middle of its first message: send it whole.")
+                self.allow(self._core.settings.max_scan_bytes)
+                return
+        self._deframer = None
+        self._drop_scan_timer()
+        if messages:
+            self._core.metrics.count("scan")
+            self._method.read(messages[0], self._fields, self._core.settings)
+        self._submit(since)
+
+    def on_deadline(self) -> None:
+        """The client's time is over, or its first message did not come in time."""
+        if self._over:
+            return
+        if self._deframer is not None and self._scan_due:
+            seconds = self._core.settings.body_timeout
+            what = f"The first message did not arrive within {seconds:g} s: send it with the call."
+        else:
+            what = f"The call's deadline of {self._head.timeout or 0:g} s passed before it was complete."
+        self.refuse(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what))
+
+    def refuse(self, error: LayaError) -> None:
+        """End the call with an error, on both sides."""
+        if not self._over:
+            self._deframer = None
+            self._account.failed(error)
+            self._account.release()
+            self.fail(error)
+
+    # To a node.
+
+    def _submit(self, since: float) -> None:
+        account = self._account
+        reservation = account.submit(self._fields, self._deadline, self._granted, self.refuse)
+        if reservation is not None:
+            self._go(reservation, since)
+        else:
+            account.worked += self._core.clock() - since
+
+    def _granted(self, reservation: Reservation) -> None:
+        """The dispatcher found room after a wait."""
+        since = self._core.clock()
+        self._account.granted(reservation)
+        self._go(reservation, since)
+
+    def _go(self, reservation: Reservation | None, since: float) -> None:
+        account, head = self._account, self._head
+        forward = head.forward
+        if self._deadline is not None and (account.attempts > 1 or reservation is None or reservation.waited > 0):
+            forward = self._less_time(forward)
+        while reservation is not None:
+            headers = self._core.node_headers(
+                head.path, head.content_type, account.caller, reservation, account.request_id, forward
+            )
+            upstream = reservation.node.upstream
+            if upstream is not None and self.join(upstream, headers, self._empty):
+                account.sent(since)
+                return
+            self._core.metrics.count("node_unreachable")
+            reservation = account.another()
+        self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
+
+    def _less_time(self, forward: Headers) -> Headers:
+        """The node gets the time that is left, not what there was before the wait."""
+        left = format_timeout((self._deadline or 0.0) - self._core.loop.time())
+        return [pair if pair[0] != b"grpc-timeout" else (b"grpc-timeout", left) for pair in forward]
+
+    # From a node.
+
+    def filter_response(self, headers: Headers) -> Headers:
+        """Drop what is not for the client, add who answered."""
+        account = self._account
+        return response_for_client(
+            headers, account.node_id.encode(), account.request_id, int(account.routed * 1_000_000)
+        )
+
+    def filter_trailers(self, headers: Headers) -> Headers:
+        """Drop what is not for the client."""
+        return trailers_for_client(headers)
+
+    def on_refusal(self, headers: Headers) -> bool:
+        """The node answered with an error and nothing else: another one may have room."""
+        error = error_from_trailers(headers)
+        if error is None or not self.can_replay:
+            return False
+        if error.code == Code.RESOURCE_EXHAUSTED:
+            self._account.refused(error.retry_after)
+        elif error.code != Code.UNAVAILABLE or error.reason not in _NOT_BEGUN:
+            return False
+        return self._again(error)
+
+    def _again(self, error: LayaError) -> bool:
+        """Try another node, or wait for one; False when the node's answer is all there is to say."""
+        account = self._account
+        since = self._core.clock()
+        reservation = account.another()
+        if reservation is None:
+            if account.attempts >= self._core.settings.max_attempts:
+                return False
+            try:
+                reservation = account.wait_again(self._granted, lambda _: self.refuse(error))
+            except LayaError:
+                return False
+            if reservation is None:
+                return True
+        self._go(reservation, since)
+        return True
+
+    def upstream_lost(self, code: int, unprocessed: bool) -> None:
+        """The node's stream ended early. Before the first response byte the request goes to another node, once."""
+        account, self._lost = self._account, self._lost + 1
+        self._core.metrics.count("node_lost")
+        may_repeat = unprocessed or (code == CANCEL and names.NO_MIGRATE not in self._head.fields)
+        if not self.responded and self.can_replay and may_repeat and self._lost == 1:
+            since = self._core.clock()
+            reservation = account.another()
+            if reservation is not None:
+                self._go(reservation, since)
+                return
+        if code in _BROKEN:
+            what = f"reset the call with HTTP/2 error {code}"
+            self.refuse(node_lost(account.node_id, what, False, Code.INTERNAL))
+        else:
+            what = "was lost before the answer began" if not self.responded else "was lost in the middle of the answer"
+            self.refuse(node_lost(account.node_id, what, not self.responded))
+
+    def upstream_closed(self) -> None:
+        """The node is done with the call: its place there is free."""
+        self._account.release()
+
+    def finished(self, code: int) -> None:
+        """The client's stream is over."""
+        self._over = True
+        self._deframer = None
+        account = self._account
+        self._drop_scan_timer()
+        if self._due:
+            self._core.deadlines.drop(self._due, self)
+        account.bytes_in, account.bytes_out = self.bytes_in, self.bytes_out
+        if account.code == 0:
+            if not self.complete:
+                account.code = int(Code.CANCELLED)
+                self._core.metrics.count("client_gone")
+            else:
+                account.code = _status(self.grpc_status)
+        account.end()
+
+    def _drop_scan_timer(self) -> None:
+        if self._scan_due:
+            self._core.deadlines.drop(self._scan_due, self)
+            self._scan_due = 0
+
+
+def _status(value: bytes) -> int:
+    return int(value) if value.isdigit() and len(value) <= 2 else int(Code.UNKNOWN)
+
+
+def _too_large(error: LayaError, limit: int) -> LayaError:
+    if error.reason != "BODY_TOO_LARGE":
+        return error
+    return LayaError(
+        Code.INVALID_ARGUMENT,
+        "BODY_TOO_LARGE",
+        f"The first message is over the {limit} bytes that the router reads to route it: "
+        "name the model in the metadata laya-model, and it need not be read.",
+        http_status=413,
+    )

@@ -1,0 +1,74 @@
+"""What the relay and the gateway read of the configuration, in one frozen object. Times are seconds, sizes bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared import headers
+from shared.config.schema import Config, ConfigError
+
+# Metadata that no setting may let through: credentials stop at the router, framing is a connection's own.
+_NEVER = frozenset(
+    (
+        b"authorization",
+        b"proxy-authorization",
+        b"cookie",
+        b"set-cookie",
+        b"x-api-key",
+        b"api-key",
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+        b"host",
+        b"content-length",
+        b"trailer",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """Limits and names of the router's data plane."""
+
+    cluster_token: bytes = b""
+    max_n: int = 16
+    max_max_tokens: int = 131_072
+    max_scan_bytes: int = 256 << 10
+    max_body_bytes: int = 32 << 20
+    queue_timeout: float = 10.0  # longest wait for a node with room
+    body_timeout: float = 60.0  # longest wait for the first message of a request that must be read
+    max_attempts: int = 3  # nodes tried for one request, the first included
+    forward_metadata: frozenset[bytes] = frozenset()
+    cors_origins: frozenset[bytes] = frozenset()
+    access_log: bool = True
+
+    @classmethod
+    def from_config(cls, config: Config) -> RelaySettings:
+        """Settings of a router. Raises ConfigError for metadata that may not pass to nodes."""
+        server, router = config.server, config.router
+        extra = frozenset(name.strip().lower().encode() for name in router.forward_metadata)
+        for name in extra:
+            _check_forwarded(name)
+        return cls(
+            cluster_token=server.cluster_token.encode(),
+            max_n=router.max_n,
+            max_max_tokens=router.max_max_tokens,
+            max_scan_bytes=router.max_scan_bytes,
+            max_body_bytes=server.max_body_bytes,
+            queue_timeout=router.timeout_ms / 1000,
+            body_timeout=server.body_timeout,
+            forward_metadata=extra,
+            cors_origins=frozenset(origin.strip().encode() for origin in router.cors_origins),
+            access_log=server.access_log,
+        )
+
+
+def _check_forwarded(name: bytes) -> None:
+    key = "router.forward_metadata"
+    if not name or name.startswith((b":", b"grpc-", b"laya-")):
+        raise ConfigError(f"{key}: {name.decode()!r} is no name a client may choose; list plain metadata names")
+    if name in _NEVER or name in headers.ROUTER_SET:
+        raise ConfigError(f"{key}: {name.decode()!r} never passes to a node; take it out of the list")

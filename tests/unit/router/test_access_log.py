@@ -1,0 +1,123 @@
+"""The access log: whole, bounded, one line a request, and nothing a client sends can forge one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+import time
+
+from router_node.middleware.access_log import FIELDS, AccessLog, Entry
+
+
+def entry(**changes: object) -> Entry:
+    values: dict[str, object] = dict(
+        at=1_700_000_000.1234,
+        protocol="grpc",
+        peer="127.0.0.1:5000",
+        method="Generate",
+        code=0,
+        reason="",
+        seconds=0.0123,
+        routed=8e-6,
+        model="smollm2",
+        node="n1",
+        tenant="acme",
+        request_id=b"req-1",
+        attempts=1,
+        bytes_in=300,
+        bytes_out=900,
+    )
+    values.update(changes)
+    return tuple(values[name] for name in FIELDS)  # type: ignore[return-value]
+
+
+async def _written(style: str, *entries: Entry) -> list[str]:
+    out = io.StringIO()
+    log = AccessLog(out, style)  # type: ignore[arg-type]
+    log.start()
+    for one in entries:
+        log.add(one)
+    await log.close()
+    assert log.waiting == 0
+    return out.getvalue().splitlines()
+
+
+async def test_a_text_line_says_who_asked_what_and_how_it_went():
+    (line,) = await _written("text", entry())
+    assert line == (
+        "2023-11-14T22:13:20.123Z grpc 127.0.0.1:5000 Generate 0 - 12.3ms routed=8us model=smollm2 node=n1"
+        " tenant=acme id=req-1 attempts=1 in=300 out=900"
+    )
+
+
+async def test_a_json_line_has_every_field():
+    (line,) = await _written("json", entry(code=429, reason="QUEUE_FULL", routed=-1.0))
+    read = json.loads(line)
+    assert read["event"] == "request"
+    assert read["time"] == "2023-11-14T22:13:20.123Z"
+    assert (read["code"], read["reason"], read["routed"], read["request_id"]) == (429, "QUEUE_FULL", None, "req-1")
+    assert set(read) == (set(FIELDS) - {"at"}) | {"time", "event"}
+
+
+async def test_names_from_a_client_cannot_forge_a_line_or_a_field():
+    evil = 'x\n2023 grpc model="y" tenant=root \u202e'
+    for style in ("text", "json"):
+        lines = await _written(style, entry(model=evil, tenant="a b"))
+        assert len(lines) == 1
+        assert " tenant=root" not in lines[0] or style == "json"
+
+
+async def test_a_full_ring_drops_counts_and_says_so():
+    out = io.StringIO()
+    log = AccessLog(out, capacity=3)
+    for _ in range(5):
+        log.add(entry())
+    assert log.dropped == 2
+    log.start()
+    await log.close()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[-1] == "access_log_dropped lines=2"
+
+
+async def test_a_burst_is_written_in_slices_without_losing_a_line():
+    lines = await _written("text", *[entry(request_id=b"r%d" % i) for i in range(1234)])
+    assert len(lines) == 1234
+    assert " id=r1233 " in lines[-1]
+
+
+async def test_a_slow_stream_does_not_hold_up_the_loop():
+    release = threading.Event()
+
+    class Slow:
+        def write(self, text: str) -> None:
+            assert release.wait(20)
+
+        def flush(self) -> None:
+            pass
+
+    log = AccessLog(Slow())
+    log.start()
+    log.add(entry())
+    deadline = time.monotonic() + 10
+    while log.waiting:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    for _ in range(10):
+        log.add(entry())
+    assert log.waiting == 10  # the writer is stuck, the loop is not
+    release.set()
+    await log.close()
+    assert log.written == 11
+
+
+async def test_a_closed_stream_costs_lines_and_nothing_else():
+    out = io.StringIO()
+    out.close()
+    log = AccessLog(out)
+    log.start()
+    log.add(entry())
+    await log.close()
+    assert log.dropped == 1
