@@ -78,12 +78,16 @@ def counted(meter: Meter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Cou
 @contextmanager
 def loading_progress(meter: Meter) -> Iterator[None]:
     """While inside, the bars that transformers would draw on the terminal move the meter instead."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_loader
     from transformers.utils import logging
 
     previous = logging.set_tqdm_hook(lambda factory, args, kwargs: counted(meter, args, kwargs))
+    drawn = gguf_loader.tqdm  # the one place that does not ask the hook
+    gguf_loader.tqdm = lambda *args, **kwargs: counted(meter, args, kwargs)
     try:
         yield
     finally:
+        gguf_loader.tqdm = drawn
         logging.set_tqdm_hook(previous)
 
 
