@@ -72,8 +72,8 @@ class EngineEvents(ABC):
         """Something legal that we have no use for, such as an informational response."""
 
     @abstractmethod
-    def on_end(self) -> None:
-        """The engine has no more to read or write: write what it gave and close."""
+    def on_end(self, code: int) -> None:
+        """The engine has no more to read or write; ``code`` is that of the last GOAWAY, whoever sent it."""
 
     @abstractmethod
     def on_fault(self, stream_id: int, error: Exception) -> None:
@@ -88,7 +88,7 @@ class Engine(Protocol):
         """What its calls may raise."""
         ...
 
-    def receive(self, data: bytes | memoryview, /) -> None:
+    def receive(self, data: bytes | bytearray | memoryview, /) -> None:
         """Take whole frames (and, on a server, the preface in any pieces) from the peer."""
         ...
 
@@ -132,8 +132,8 @@ class Engine(Protocol):
         """Have the stream take turns with others, frame by frame (server; a client's engine need not)."""
         ...
 
-    def may_send(self, stream_id: int) -> bool:
-        """Whether the peer's windows let at least one byte of the stream out."""
+    def peer_window(self, stream_id: int) -> int:
+        """Bytes the peer lets us send on a stream, or on the connection (0)."""
         ...
 
     def local_window(self) -> int:

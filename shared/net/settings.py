@@ -68,7 +68,7 @@ class NetSettings:
         """Refuse sums that could deadlock."""
         if self.connection_window < 2 * self.max_streams * self.stream_window:
             raise ValueError(
-                f"connection_window {self.connection_window} must be at least twice max_streams × stream_window "
+                f"connection_window {self.connection_window} must be at least twice max_streams times stream_window "
                 f"({2 * self.max_streams * self.stream_window}), or stalled streams stop all others"
             )
         if self.connection_window > (1 << 31) - 1:

@@ -1,0 +1,33 @@
+"""How much a peer may make us do that is not a request."""
+
+from __future__ import annotations
+
+from shared.net.settings import Budget
+
+
+class Meter:
+    """A token bucket that looks at the clock only when it runs dry."""
+
+    __slots__ = ("_at", "_burst", "_left", "_rate")
+
+    def __init__(self, budget: Budget, now: float) -> None:
+        self._burst = budget.burst
+        self._rate = budget.rate
+        self._left = float(budget.burst)
+        self._at = now
+
+    def spend(self, now: float) -> bool:
+        """Take one; False when there is none left. ``now`` is in seconds."""
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return True
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+    def earn(self, n: float) -> None:
+        """Add to what is left, up to the burst."""
+        self._left = min(self._burst, self._left + n)

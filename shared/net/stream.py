@@ -1,0 +1,149 @@
+"""What a stream of either side does: send with back-pressure, acknowledge, end, reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shared.net.fields import CheckedHeaders, checked
+from shared.net.settings import MAX_FRAME
+
+if TYPE_CHECKING:
+    from shared.net.api import Headers
+    from shared.net.conn import H2Connection
+
+# Acknowledgements are given to the engine in lumps of at least this: it sends window at half of a stream's 64 KiB, so
+# a small message costs an addition instead of two calls and a flush.
+ACK_LUMP = 8192
+
+
+def _unheard(n: int) -> None:
+    """Nobody wants to know what left."""
+
+
+class StreamBase:
+    """State that server and client streams share. Slots are read by the connection."""
+
+    __slots__ = (
+        "closed",
+        "conn",
+        "fair",
+        "held",
+        "id",
+        "local_ended",
+        "queued",
+        "remote_ended",
+        "report_sent",
+        "reset_code",
+        "taken",
+    )
+
+    conn: H2Connection
+    id: int
+    closed: bool  # the owner has been told of the end
+    local_ended: bool  # nothing more can be sent: ended, reset or closed
+    remote_ended: bool  # the peer's half is over
+    queued: int  # bytes given to ``send`` that the engine still has
+    held: int  # bytes received and not acknowledged to the engine
+    taken: int  # of these, bytes the owner has taken
+    fair: bool  # the engine was told to let others in between
+    report_sent: Callable[[int], None]  # the owner's ear for bytes that left
+    reset_code: int  # code we reset it with, or -1
+
+    def __init__(self, conn: H2Connection, stream_id: int, local_ended: bool, remote_ended: bool) -> None:
+        self.conn = conn
+        self.id = stream_id
+        self.local_ended = local_ended
+        self.remote_ended = remote_ended
+        self.closed = False
+        self.queued = 0
+        self.held = 0
+        self.taken = 0
+        self.report_sent = _unheard
+        self.fair = False
+        self.reset_code = -1
+
+    def report_closed(self, code: int, unprocessed: bool) -> None:
+        """Tell the owner of the end, once, and let go of it. ``unprocessed``: the peer never saw the request."""
+        raise NotImplementedError
+
+    def send(self, data: bytes, end: bool = False) -> None:
+        """Queue bytes; dropped when our half is over already."""
+        if self.local_ended:
+            return
+        conn = self.conn
+        try:
+            conn.engine_send(self.id, data, end_stream=end)
+        except conn.engine_errors:
+            self.local_ended = True  # over in the engine; its end is on the way to us
+        else:
+            if data:
+                queued = self.queued
+                if not queued:
+                    conn.waiting.append(self)
+                self.queued = queued = queued + len(data)
+                if queued > MAX_FRAME and not self.fair:
+                    self._share()
+            if end:
+                self.local_ended = True
+                self.ended()
+        if not conn.touched:
+            conn.flusher.touch(conn)
+
+    def trailers(self, headers: Headers) -> None:
+        """Queue trailers and end our half."""
+        if self.local_ended:
+            return
+        conn = self.conn
+        self.local_ended = True
+        try:
+            conn.engine.trailers(self.id, headers if type(headers) is CheckedHeaders else checked(headers))
+        except conn.engine_errors:
+            pass  # as in send
+        else:
+            self.ended()
+        if not conn.touched:
+            conn.flusher.touch(conn)
+
+    def consumed(self, n: int) -> None:
+        """The owner has taken n of the bytes it was given."""
+        taken = self.taken + n
+        if taken < ACK_LUMP:
+            self.taken = taken
+            return
+        if self.closed:
+            return  # what was held has been acknowledged
+        conn = self.conn
+        self.taken = 0
+        if taken > self.held:
+            taken = self.held
+        self.held -= taken
+        conn.take_back(self.id, taken)
+        if not conn.touched:
+            conn.flusher.touch(conn)
+
+    def abort(self, code: int) -> None:
+        """Reset; the owner is told at the end of the batch."""
+        conn = self.conn
+        self.local_ended = self.remote_ended = True
+        self.reset_code = code
+        with suppress(*conn.engine_errors):  # over in the engine already
+            conn.engine.reset(self.id, code)
+        conn.doomed.append(self)
+        if not conn.touched:
+            conn.flusher.touch(conn)
+
+    def over(self) -> None:
+        """Nothing goes in or out any more; forget the owner, so that no cycle is left for the collector."""
+        self.closed = self.local_ended = self.remote_ended = True
+        self.queued = 0
+        self.report_sent = _unheard
+
+    def ended(self) -> None:
+        """Our half has just been ended in the engine."""
+
+    def _share(self) -> None:
+        self.fair = True
+        with suppress(*self.conn.engine_errors):  # as in send
+            self.conn.engine.share_fairly(self.id)

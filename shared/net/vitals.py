@@ -1,0 +1,149 @@
+"""The slow clock of a connection: is the peer alive, is the window whole, is it time to go?
+
+One timer a connection, armed for the next moment at which something can be due; bytes that arrive only move a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from shared.net.conn import H2Connection
+
+KEEPALIVE: Final = b"laya-kal"  # payload of a keep-alive PING
+_LONGEST = 30.0  # seconds between two looks
+_SOONEST = 0.005
+
+
+class Vitals:
+    """Keep-alive, stall limits and window watchdog of one connection."""
+
+    __slots__ = (
+        "_closing",
+        "_conn",
+        "_handle",
+        "_kept",
+        "_kept_at",
+        "_lingering",
+        "_loop",
+        "_paused_at",
+        "_pinged",
+        "born",
+    )
+
+    def __init__(self, conn: H2Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self._conn = conn
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+        self.born = loop.time()
+        self._pinged = 0.0  # when we asked; 0: no answer is awaited
+        self._paused_at = 0.0
+        self._kept = self._kept_at = 0.0  # which unfinished frame was seen last, and since when
+        self._lingering: set[int] = set()
+        self._closing = False
+
+    def start(self) -> None:
+        """The connection has a transport."""
+        self.stop()
+        self._arm(min(self._conn.settings.header_timeout, self._conn.settings.keepalive_time or _LONGEST))
+
+    def stop(self) -> None:
+        """The transport is gone."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def hurry(self, delay: float) -> None:
+        """Look again in so many seconds, and decide then when to look next."""
+        if not self._closing:
+            self.stop()
+            self._arm(delay)
+
+    def on_pause(self) -> None:
+        """The transport is full since now."""
+        self._paused_at = self._loop.time()
+
+    def on_close(self) -> None:
+        """The transport is closing; see that it ends."""
+        self._closing = True
+        self.stop()
+        self._arm(self._conn.settings.close_timeout)
+
+    def _arm(self, delay: float) -> None:
+        self._handle = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._handle = None
+        conn = self._conn
+        if self._closing:
+            conn.transport.abort()
+            return
+        now = self._loop.time()
+        reason = self._overdue(now)
+        if reason:
+            conn.abort(reason)
+            return
+        self._watch_window()
+        due = min(self._next(now), conn.on_tick(now))
+        if not self._closing and self._handle is None:
+            self._arm(min(max(due - now, _SOONEST), _LONGEST))
+
+    def _overdue(self, now: float) -> str:
+        """Why the connection must be dropped, or ''."""
+        conn = self._conn
+        settings = conn.settings
+        if not conn.settled and now - self.born >= settings.header_timeout:
+            return "no_settings"
+        if conn.paused:
+            return "write_stalled" if now - self._paused_at >= settings.stall_timeout else ""
+        if conn.align.holding:
+            if conn.align.kept != self._kept:
+                self._kept, self._kept_at = conn.align.kept, now
+            elif now - self._kept_at >= settings.header_timeout:
+                return "slow_frame"
+        if self._pinged:
+            if conn.heard > self._pinged:
+                self._pinged = 0.0
+            elif now - self._pinged >= settings.keepalive_timeout:
+                return "keepalive_timeout"
+        return ""
+
+    def _next(self, now: float) -> float:
+        """When something can be due; asks the peer for a sign of life when it is time."""
+        conn = self._conn
+        settings = conn.settings
+        due = now + _LONGEST
+        if not conn.settled:
+            due = min(due, self.born + settings.header_timeout)
+        if conn.paused:
+            return min(due, self._paused_at + settings.stall_timeout)
+        if conn.align.holding:
+            due = min(due, self._kept_at + settings.header_timeout)
+        if not settings.keepalive_time or not conn.settled:
+            return due
+        if not self._pinged and now - conn.heard >= settings.keepalive_time:
+            self._pinged = now
+            conn.ping(KEEPALIVE)
+        if self._pinged:
+            return min(due, self._pinged + settings.keepalive_timeout)
+        return min(due, conn.heard + settings.keepalive_time)
+
+    def _watch_window(self) -> None:
+        """Have the connection replaced when bytes of its window are lost for good, and forget streams that are."""
+        conn = self._conn
+        held = 0
+        lingering = set()
+        for stream in list(conn.table.values()):
+            held += stream.held
+            if stream.closed:
+                # Reset by us, and the engine has still not said that it is over: it will not (a request that the
+                # engine had to queue, cancelled there).
+                if stream.id in self._lingering:
+                    del conn.table[stream.id]
+                else:
+                    lingering.add(stream.id)
+        # While paused a reset cannot leave, so its stream may linger rightly.
+        self._lingering = set() if conn.paused else lingering
+        if conn.window_left() + held < conn.settings.connection_window // 2:
+            conn.retire("window_lost")
