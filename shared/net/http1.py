@@ -89,6 +89,7 @@ class Http1Protocol(asyncio.Protocol):
         """The transport is open."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._settings.write_high)
+        self.flusher.counters.connections_accepted += 1
         self._wait()
 
     def data_received(self, data: bytes) -> None:
@@ -122,6 +123,7 @@ class Http1Protocol(asyncio.Protocol):
         self._abandon()
         self._out.clear()
         self._queue.release()
+        self.flusher.counters.connections_closed += 1
         if self._on_close is not None:
             self._on_close(self)
 

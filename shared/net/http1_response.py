@@ -55,7 +55,7 @@ class HttpDate:
 
 
 def head(status: int, headers: Headers, framing: bytes, date: bytes) -> bytes:
-    """Status line, ``date`` and ``framing`` (whole lines), the owner's headers, and the empty line.
+    """Status line, ``date`` (one line), ``framing`` (some lines), the owner's headers, and the empty line.
 
     A header whose name or value holds CR, LF or NUL is left out: it would be the client's next header, or answer.
     """
@@ -65,8 +65,8 @@ def head(status: int, headers: Headers, framing: bytes, date: bytes) -> bytes:
             parts += (name, b": ", value, b"\r\n")
     parts.append(b"\r\n")
     made = b"".join(parts)
-    lines = (len(parts) - 4) // 4 + 2 + date.count(b"\n") + framing.count(b"\n")
-    if made.count(b"\n") != lines or made.count(b"\r") != lines or b"\0" in made:
+    lines = len(parts) // 4 + 2 + framing.count(b"\n")
+    if len(made) - len(made.translate(None, b"\r\n\0")) != 2 * lines:
         return head(status, [pair for pair in headers if _clean(pair)], framing, date)
     return made
 
