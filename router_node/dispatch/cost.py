@@ -1,0 +1,89 @@
+"""What a request would cost on a node: expected seconds to its first token.
+
+    cost = (queued + reserved + uncached) / prefill_rate + barrier(k) + corrections
+
+* ``queued``: prompt tokens not yet prefilled, as the node last reported them.
+* ``reserved``: prompt tokens this router has sent it that no report has counted.
+* ``uncached``: tokens of this request's prompt that the node's prefix cache likely lacks.
+* ``prefill_rate``: tokens a second, as reported; where a node has none, the mean of its pool; else ``DEFAULT_RATE``.
+* ``k``: share of the KV capacity in use once the request is in: (capacity - headroom + reserved + its own) / capacity.
+* ``barrier``: with x = k / (1 - k), ``BARRIER_LINEAR * x + BARRIER_CUBIC * x**3`` seconds. Smooth, and near
+  ``0.1 k`` on an empty node, where it only breaks ties towards the emptier one; 0.1 s at half full; 1.6 s at 90 %;
+  9 s at 95 %; without bound as k -> 1. The cubic part is what keeps several routers with old reports off a nearly full
+  node: there, no saving in prefill is worth it.
+* corrections: see ``corrected``; zero for a node with a fresh report and no recent refusal.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from router_node.dispatch.types import NodeState
+
+BARRIER_LINEAR: Final = 0.1
+"""Seconds per unit of k / (1 - k)."""
+BARRIER_CUBIC: Final = 0.001
+"""Seconds per unit of (k / (1 - k)) cubed."""
+DEFAULT_RATE: Final = 2000.0
+"""Prefill tokens a second taken for a node when nothing in its pool has reported any."""
+STALE_AFTER: Final = 1.5
+"""Seconds after which a report counts for less; a healthy node sends one a second at least."""
+STALE_SURCHARGE: Final = 0.1
+"""Seconds added, at most, to a node whose report is old."""
+LEVELS: Final = 384
+"""Load levels: 24 octaves from a millisecond, 16 levels each."""
+
+_LEAST_SHARE: Final = 1e-6
+_NOMINAL_PROMPT: Final = 512
+_FLOOR: Final = 1e-3
+
+
+def barrier(k: float) -> float:
+    """The barrier in seconds for a KV share ``k``; about 1e15 at ``k`` >= 1, where a request only just fits."""
+    left = 1.0 - k
+    x = k / (left if left > _LEAST_SHARE else _LEAST_SHARE)
+    return x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x)
+
+
+def score(node: NodeState, need: int, uncached: float, now: float) -> float:
+    """Cost in seconds of a request that takes ``need`` KV tokens and ``uncached`` prompt tokens on ``node``."""
+    k = (node.used + need) / node.capacity
+    left = 1.0 - k
+    x = k / (left if left > _LEAST_SHARE else _LEAST_SHARE)  # barrier(), without the call
+    cost = (node.backlog + uncached) * node.inv_rate + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x)
+    if node.plain_from <= now <= node.plain_until:
+        return cost
+    return corrected(node, cost, now)
+
+
+def corrected(node: NodeState, cost: float, now: float) -> float:
+    """``cost`` with the terms that pass with time, in seconds.
+
+    A report older than ``STALE_AFTER`` counts for less and less: the queue it told of is blended towards the pool's
+    mean, so that a silent idle node attracts nothing special and a silent busy one is not shunned for ever; a small
+    surcharge prefers those that speak. A pool that is silent as a whole keeps serving. A refusal's penalty falls off
+    linearly.
+    """
+    age = now - node.reported_at
+    if age > STALE_AFTER and node.pool is not None:
+        doubt = 1.0 - STALE_AFTER / age
+        cost += doubt * (node.pool.mean_wait - node.queued * node.inv_rate + STALE_SURCHARGE)
+    if now < node.penalty_until:
+        cost += node.penalty * min(1.0, (node.penalty_until - now) / node.penalty_span)
+    return cost if cost > 0.0 else 0.0
+
+
+def load_level(node: NodeState, usual: float) -> int:
+    """The bucket of a node by what it would cost whoever comes next: 0 (idle) to LEVELS - 1, 4 to 6 % a level.
+
+    ``usual`` is the pool's mean of seconds per prompt token: a node clearly slower than that carries the difference for
+    a prompt of nominal length, so that among idle nodes the fast ones are drawn first.
+    """
+    wait = node.backlog * node.inv_rate + barrier(node.used / node.capacity) + _FLOOR
+    slower = node.inv_rate - 1.1 * usual
+    if slower > 0.0:
+        wait += slower * _NOMINAL_PROMPT
+    mantissa, exponent = math.frexp(wait)
+    level = (exponent + 9) * 16 + int(mantissa * 32.0) - 16
+    return level if level < LEVELS else LEVELS - 1

@@ -1,0 +1,332 @@
+"""The dispatcher: which node runs this request, or how long it waits. Everything else in this package serves it.
+
+One event loop owns one dispatcher and makes every call; nothing here blocks, does I/O or logs. Callbacks run inside the
+call that caused them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container
+from typing import Final
+
+from router_node.dispatch import errors, explain, refusals, reports
+from router_node.dispatch.picker import HEADROOM, Candidate, Keys, Picker
+from router_node.dispatch.pool import Pool
+from router_node.dispatch.queue import Ticket
+from router_node.dispatch.registry import ModelInfo, Registry
+from router_node.dispatch.reservations import Reservation
+from router_node.dispatch.settings import DispatchSettings
+from router_node.dispatch.types import Ask, NodeSpec, NodeState, ReportLike, Verdict
+from router_node.dispatch.waiting import LOOK_AHEAD, WaitingRoom
+from shared.errors import LayaError
+
+_TRUST_GAIN: Final = 0.1
+_LEAST_TRUST: Final = 0.05
+
+
+class Dispatcher:
+    """Chooses nodes by least expected time to the first token, and keeps count of what it has sent where.
+
+    ``worker_id`` is unique to this worker and its boot: dispatch ids begin with it. ``clock`` gives monotonic seconds.
+    ``wake(at)`` is called when ``expire`` must run earlier than it last said.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        settings: DispatchSettings,
+        clock: Callable[[], float],
+        *,
+        rng: random.Random | None = None,
+        wake: Callable[[float], None] | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.settings = settings
+        self._clock = clock
+        self._prefix = f"{worker_id}-".encode("ascii")
+        self._number = 0
+        self._registry = Registry(settings)
+        self._picker = Picker(settings, rng or random.Random(), self._registry.slots, self._registry.owners)
+        self._waiting = WaitingRoom(settings, self._grant_ticket, self._required, wake)
+
+    # Requests.
+
+    def submit(
+        self, ask: Ask, on_grant: Callable[[Reservation], None], on_refuse: Callable[[LayaError], None]
+    ) -> Reservation | Ticket:
+        """A node for ``ask`` now, or a place in the line.
+
+        A Reservation is the normal case, and then neither callback is ever called. With a Ticket exactly one of them is
+        called later, unless the ticket is cancelled first. Raises LayaError for what cannot be served: NOT_FOUND,
+        UNAVAILABLE (no live node), INVALID_ARGUMENT (never fits), RESOURCE_EXHAUSTED (the line is full),
+        DEADLINE_EXCEEDED.
+        """
+        now = self._clock()
+        pool = self._pool(ask.model)
+        if not pool.live:
+            raise errors.no_node(pool)
+        if ask.deadline is not None and ask.deadline <= now:
+            raise errors.past_deadline()
+        prompt = _prompt_tokens(pool, ask)
+        total = self._total(pool, ask, prompt)
+        waiting = pool.queue.count
+        if not waiting or (waiting <= LOOK_AHEAD and not pool.queue.holds(ask.tenant)):
+            if waiting:
+                self._waiting.protect_head(pool, now)
+            keys = self._picker.keys(pool, ask)
+            chosen = self._picker.choose(pool, keys, prompt, total, now)
+            if chosen is not None and (not waiting or self._waiting.allows(chosen[0])):
+                return self._grant(pool, ask, keys, prompt, total, chosen)
+        if self._waiting.count >= self.settings.max_queued:
+            raise errors.queue_full(pool, self.settings.max_queued)
+        arrived = ask.arrived or now
+        expires = now + self.settings.timeout
+        if ask.deadline is not None and ask.deadline < expires:
+            expires = ask.deadline
+        ticket = Ticket(pool, ask, prompt, total, arrived, expires, on_grant, on_refuse, self._cancelled)
+        self._waiting.push(ticket)
+        return ticket
+
+    def retry(self, reservation: Reservation, exclude: Container[str]) -> Reservation | None:
+        """End ``reservation`` and grant its ask on a node not in ``exclude``; None when no such node has room now.
+
+        It does not go back into the line: it has been through it. ``submit`` the ask again to wait.
+        """
+        reservation.end()
+        ask = reservation.ask
+        pools = self.resolve(ask.model)
+        if not pools or not pools[0].live:
+            return None
+        pool = pools[0]
+        prompt = _prompt_tokens(pool, ask)
+        total = self._total(pool, ask, prompt)
+        keys = self._picker.keys(pool, ask)
+        chosen = self._picker.choose(pool, keys, prompt, total, self._clock(), exclude)
+        if chosen is None:
+            return None
+        again = self._grant(pool, ask, keys, prompt, total, chosen)
+        again.waited = reservation.waited
+        return again
+
+    def on_refused(self, refused: Reservation | str, retry_after: float | None = None) -> None:
+        """A node answered RESOURCE_EXHAUSTED: believe it at once, over its reports. Ends the reservation.
+
+        Pass the reservation where there is one, else the node's id; ``retry_after`` is the node's own hint in seconds.
+        """
+        now = self._clock()
+        node = self._registry.nodes.get(refused) if isinstance(refused, str) else refused.node
+        reservation = None if isinstance(refused, str) else refused
+        if node is not None and node.pool is not None:
+            known = refusals.learn(node, reservation, retry_after, now)
+            if not known:
+                self._waiting.rest(node)
+            node.pool.refresh(node, now)
+        if reservation is not None:
+            self._forget(reservation)
+            reservation.end()
+
+    def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> None:
+        """The node's true counts for a request: what was expected is corrected by them. Once per request."""
+        if prompt_tokens <= 0 or not 0 <= cached_tokens <= prompt_tokens:
+            return
+        node = reservation.node
+        node.refusals = 0
+        pool = node.pool
+        if pool is None:
+            return
+        ask = reservation.ask
+        learned = pool.learned
+        learned.length(prompt_tokens)
+        if ask.prompt_bytes > 0:
+            learned.ratio(ask.prompt_bytes, prompt_tokens)
+        expected = reservation.expected_cached
+        if reservation.guessed:
+            learned.guess(reservation.reason, cached_tokens / prompt_tokens)
+        elif expected > 0:
+            confirmed = min(1.0, cached_tokens / expected)
+            node.trust = max(_LEAST_TRUST, node.trust + (confirmed - node.trust) * _TRUST_GAIN)
+
+    def expire(self, now: float) -> float | None:
+        """Refuse who has waited too long. Returns when to call again, None while nothing is pending (see ``wake``)."""
+        return self._waiting.expire(now)
+
+    def explain(self, ask: Ask, limit: int = 64) -> explain.Explanation:
+        """Which node ``ask`` would go to now, and why. No side effects.
+
+        Raises LayaError for an unknown model and for a request that can never fit.
+        """
+        now = self._clock()
+        pool = self._pool(ask.model)
+        prompt = _prompt_tokens(pool, ask)
+        total = self._total(pool, ask, prompt)
+        keys = self._picker.keys(pool, ask, touch=False)
+        ahead = pool.queue.count
+        waits = f"{ahead} others wait before it" if ahead > LOOK_AHEAD or pool.queue.holds(ask.tenant) else ""
+        return explain.explain(self._picker, pool, keys, prompt, total, now, waits, limit)
+
+    # Nodes.
+
+    def add_node(self, node_id: str, address: str, spec: NodeSpec) -> NodeState:
+        """Make a node known, or bring what is known up to date. It serves once its link is up and it has reported."""
+        now = self._clock()
+        node = self._registry.add(node_id, address, spec, now)
+        self._waiting.offer(node, now)
+        return node
+
+    def remove_node(self, node_id: str) -> None:
+        """Forget a node; an unknown one is nothing. Its reservations end as their streams do."""
+        node = self._registry.remove(node_id, self._clock())
+        if node is not None:
+            self._picker.prefixes.lose(node.slot)
+
+    def set_link(self, node_id: str, up: bool) -> None:
+        """The connection to a node is up or down."""
+        node = self._registry.nodes.get(node_id)
+        if node is not None and node.link_up != up:
+            node.link_up = up
+            self._refresh(node)
+
+    def on_watch_reset(self, node_id: str) -> None:
+        """A new Watch of a node begins; no report of the old one may follow."""
+        node = self._registry.nodes.get(node_id)
+        if node is not None:
+            reports.watch_reset(node)
+
+    def on_report(self, node_id: str, report: ReportLike) -> Verdict:
+        """A node reports. Never raises for what it says; see ``Verdict``."""
+        node = self._registry.nodes.get(node_id)
+        if node is None:
+            return Verdict.UNKNOWN
+        capacity = node.capacity
+        verdict, reborn = reports.apply(node, report, self._clock())
+        if verdict is Verdict.WAITING_FULL:
+            return verdict
+        if reborn:
+            self._registry.renew(node)
+            self._picker.prefixes.lose(node.slot)
+            node.trust = 1.0
+            node.refusals = 0
+        if node.capacity != capacity and node.pool is not None:
+            node.pool.safe_total = 0
+        self._refresh(node)
+        return verdict
+
+    # What there is.
+
+    def resolve(self, model: str) -> tuple[Pool, ...]:
+        """The pools behind a model or alias, the one to use first; empty when the name is unknown."""
+        return self._registry.resolve(model)
+
+    def models(self) -> list[ModelInfo]:
+        """Models that have nodes, by name."""
+        return self._registry.models()
+
+    def nodes(self) -> list[NodeState]:
+        """Every node, by id."""
+        return [node for _, node in sorted(self._registry.nodes.items())]
+
+    def node(self, node_id: str) -> NodeState | None:
+        """One node."""
+        return self._registry.nodes.get(node_id)
+
+    @property
+    def ready(self) -> bool:
+        """Some node takes requests now or soon."""
+        return any(node.live for node in self._registry.nodes.values())
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self._waiting.count
+
+    @property
+    def reserved_tokens(self) -> int:
+        """KV tokens of all reservations that no report has counted; 0 at rest."""
+        return self._registry.reserved_tokens()
+
+    # Within.
+
+    def _pool(self, model: str) -> Pool:
+        pools = self.resolve(model)
+        if not pools:
+            raise errors.model_not_found(model, self._registry.names())
+        return pools[0]
+
+    def _total(self, pool: Pool, ask: Ask, prompt: int) -> int:
+        """KV tokens to hold, at most what the largest node has. Raises LayaError when no node can ever hold them."""
+        if not pool.safe_total:
+            pool.survey()
+        total = prompt + (ask.max_new_tokens or pool.default_max_tokens)
+        return total if total <= pool.safe_total else errors.checked_total(pool, ask, prompt, total)
+
+    def _grant(self, pool: Pool, ask: Ask, keys: Keys, prompt: int, total: int, chosen: Candidate) -> Reservation:
+        node, expected, reason, guessed = chosen
+        cached = int(expected * node.trust)
+        self._number = number = self._number + 1
+        reservation = Reservation(
+            self._prefix + b"%x" % number, node, ask, total + -total % node.block, prompt - cached, self._ended
+        )
+        if cached:
+            reservation.total_prompt_tokens = prompt
+            reservation.cached_tokens = cached
+            reservation.expected_cached = expected
+        if reason is not HEADROOM:
+            reservation.reason = reason
+            reservation.guessed = guessed
+        pool.settle(node)
+        if keys.session >= 0 or keys.chain:
+            reservation.known_blocks = self._picker.record(pool, keys, node, prompt)
+        return reservation
+
+    def _grant_ticket(self, ticket: Ticket, node: NodeState, now: float) -> Reservation:
+        pool = ticket.pool
+        keys = self._picker.keys(pool, ticket.ask)
+        chosen = self._picker.expected(pool, keys, node, ticket.prompt)
+        reservation = self._grant(pool, ticket.ask, keys, ticket.prompt, ticket.total, chosen)
+        reservation.waited = max(0.0, now - ticket.arrived)
+        return reservation
+
+    def _required(self, ticket: Ticket) -> NodeState | None:
+        if not self.settings.require_session_affinity or not ticket.ask.session:
+            return None
+        return self._picker.required(ticket.pool, self._picker.keys(ticket.pool, ticket.ask, touch=False))
+
+    def _cancelled(self, ticket: Ticket) -> None:
+        self._waiting.cancel(ticket, self._clock())
+
+    def _ended(self, reservation: Reservation) -> None:
+        node = reservation.node
+        pool = node.pool
+        if pool is None:
+            self._registry.settled(node)
+            return
+        pool.settle(node)
+        if pool.queue.count:
+            self._waiting.offer(node, self._clock())
+
+    def _refresh(self, node: NodeState) -> None:
+        pool = node.pool
+        if pool is not None:
+            now = self._clock()
+            pool.refresh(node, now)
+            if pool.queue.count:
+                self._waiting.offer(node, now)
+
+    def _forget(self, reservation: Reservation) -> None:
+        """The node did not take the request, so it holds nothing of its prompt beyond what it held before."""
+        pool = reservation.node.pool
+        if pool is not None and reservation.ask.prefix:
+            keys = self._picker.keys(pool, reservation.ask, touch=False)
+            self._picker.prefixes.forget(keys.chain, reservation.node.slot, reservation.known_blocks)
+
+
+def _prompt_tokens(pool: Pool, ask: Ask) -> int:
+    """Length of the prompt in tokens: as counted, else from its bytes, else as estimated, else the usual length."""
+    if ask.prompt_bytes > 0 and not ask.exact:
+        return int(ask.prompt_bytes / pool.learned.bytes_per_token) + 1
+    if ask.prompt_tokens > 0:
+        return ask.prompt_tokens
+    if ask.prefix:
+        return int((len(ask.prefix) + 0.5) * pool.learned.block_tokens)
+    return int(pool.learned.prompt_tokens)

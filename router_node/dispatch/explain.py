@@ -1,0 +1,111 @@
+"""Says why a node would be chosen, with every term of every candidate's cost. Changes nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from router_node.dispatch import cost
+from router_node.dispatch.picker import Candidate, Keys, Picker
+from router_node.dispatch.pool import Pool
+from router_node.dispatch.types import NodeState
+
+
+class CandidateTerms(NamedTuple):
+    """One node and the terms of its cost; the fields of ``laya.v1.Candidate``, with its units."""
+
+    node_id: str
+    cost_seconds: float
+    queued_tokens: int
+    reserved_tokens: int
+    uncached_prompt_tokens: int
+    prefill_rate: float
+    kv_share: float
+    barrier_seconds: float
+    reason: str
+
+
+class Explanation(NamedTuple):
+    """The decision as it would be now."""
+
+    node_id: str
+    candidates: list[CandidateTerms]
+    summary: str
+
+
+def explain(
+    picker: Picker, pool: Pool, keys: Keys, prompt: int, total: int, now: float, waits: str, limit: int
+) -> Explanation:
+    """Explain the choice for a request of ``total`` tokens, of which ``prompt`` are the prompt's.
+
+    ``waits`` says why it would wait even if a node had room, empty when it would not. The very next ``choose`` with the
+    same tables gives the same node: the random numbers used here are put back.
+    """
+    state = picker.rng.getstate()
+    try:
+        chosen = picker.choose(pool, keys, prompt, total, now)
+        picker.rng.setstate(state)
+        looked = picker.candidates(pool, keys, prompt)
+        if chosen is not None and all(candidate[0] is not chosen[0] for candidate in looked):
+            looked += picker.with_room(pool, keys, prompt, total)
+    finally:
+        picker.rng.setstate(state)
+    only = picker.required(pool, keys)
+    scored: dict[str, CandidateTerms] = {}
+    for candidate in looked:
+        node = candidate[0]
+        why_not = _why_not(node, total)
+        if not why_not and only is not None and node is not only:
+            why_not = f"the session is bound to {only.id}"
+        if node.id not in scored:
+            scored[node.id] = _terms(candidate, prompt, total, now, why_not)
+    ranked = sorted(scored.values(), key=lambda terms: terms.cost_seconds)
+    for node_id in sorted(pool.nodes):
+        if len(ranked) >= limit:
+            break
+        if node_id not in scored:
+            node = pool.nodes[node_id]
+            why_not = _why_not(node, total) or "not drawn: others were as good or better"
+            ranked.append(_terms(picker.expected(pool, keys, node, prompt), prompt, total, now, why_not))
+    if chosen is None or waits:
+        reason = waits or f"no node has room for {total} tokens"
+        return Explanation("", ranked, f"The request would wait: {reason}.")
+    node, _, why, _ = chosen
+    best = scored[node.id]
+    summary = (
+        f"{node.id} is chosen ({why}): {best.cost_seconds * 1000:.1f} ms to the first token expected, the least of"
+        f" {len(scored)} candidates out of {len(pool.nodes)} nodes."
+    )
+    return Explanation(node.id, ranked, summary)
+
+
+def _terms(candidate: Candidate, prompt: int, total: int, now: float, why_not: str) -> CandidateTerms:
+    node, expected, reason, _ = candidate
+    need = node.need(total)
+    uncached = prompt - expected * node.trust
+    rate = 1.0 / node.inv_rate if node.inv_rate else 0.0
+    share = (node.used + need) / node.capacity if node.capacity else 1.0
+    return CandidateTerms(
+        node.id,
+        math.inf if why_not else cost.score(node, need, uncached, now),
+        node.queued,
+        node.reserved_prompt_tokens,
+        round(uncached),
+        rate,
+        share,
+        cost.barrier(share),
+        why_not or reason,
+    )
+
+
+def _why_not(node: NodeState, total: int) -> str:
+    """Why a node cannot take the request, empty when it can."""
+    if node.state != "ready":
+        return f"{node.state}: {node.closed_reason}" if node.closed_reason else node.state
+    if node.room >= node.need(total):
+        return ""
+    if len(node.uncounted) >= node.seats:
+        return f"no sequence free of {node.spec.max_num_seqs}"
+    if node.free > 0 and node.room < 0:
+        return "kept free for a large request that waits"
+    return f"no room: {max(0, node.free)} tokens free of {node.need(total)} needed"

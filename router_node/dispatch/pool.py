@@ -1,0 +1,209 @@
+"""The nodes that serve one model at one revision, and what is learned about them together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Final
+
+import xxhash
+
+from router_node.dispatch import cost
+from router_node.dispatch.buckets import ROOM_LEVELS, Buckets, room_level
+from router_node.dispatch.prefix import BLOCK_BYTES
+from router_node.dispatch.queue import Ticket, WaitQueue
+from router_node.dispatch.ring import HashRing
+from router_node.dispatch.settings import DispatchSettings
+from router_node.dispatch.types import UNLIMITED, NodeSpec, NodeState
+
+_RATIO_GAIN: Final = 0.05
+_MIN_BYTES_PER_TOKEN: Final = 0.5
+_MAX_BYTES_PER_TOKEN: Final = 64.0
+
+
+class Learned:
+    """What the true counts of a pool's requests have taught. Means weigh the last twenty or so most."""
+
+    __slots__ = ("bytes_per_token", "prompt_tokens", "ring_share", "session_share")
+
+    def __init__(self) -> None:
+        self.bytes_per_token = 4.0
+        """Prompt bytes per token; includes what a chat template adds."""
+        self.prompt_tokens = 256.0
+        """Length of a prompt, for requests that say nothing of theirs."""
+        self.session_share = 0.5
+        """Share of the prompt found cached where the ring alone says that a session lives."""
+        self.ring_share = 0.0
+        """The same for a prefix that this router has no record of."""
+
+    @property
+    def block_tokens(self) -> float:
+        """Tokens in one block of prompt bytes."""
+        return BLOCK_BYTES / self.bytes_per_token
+
+    def ratio(self, prompt_bytes: int, prompt_tokens: int) -> None:
+        """A prompt of so many bytes had so many tokens."""
+        seen = min(_MAX_BYTES_PER_TOKEN, max(_MIN_BYTES_PER_TOKEN, prompt_bytes / prompt_tokens))
+        self.bytes_per_token += (seen - self.bytes_per_token) * _RATIO_GAIN
+
+    def length(self, prompt_tokens: int) -> None:
+        """A prompt had so many tokens."""
+        self.prompt_tokens += (prompt_tokens - self.prompt_tokens) * _RATIO_GAIN
+
+    def guess(self, reason: str, share: float) -> None:
+        """So much of a prompt was cached on the node that the ring named for ``reason``."""
+        if reason == "session":
+            self.session_share += (share - self.session_share) * _RATIO_GAIN
+        else:
+            self.ring_share += (share - self.ring_share) * _RATIO_GAIN
+
+
+class Pool:
+    """Nodes of one model and revision: the ring, the buckets, the line of those who wait, and the learned means."""
+
+    __slots__ = (
+        "aliases",
+        "default_max_tokens",
+        "earmark",
+        "earmarked",
+        "largest",
+        "learned",
+        "live",
+        "load",
+        "max_backlog",
+        "mean_wait",
+        "model",
+        "nodes",
+        "queue",
+        "rate",
+        "revision",
+        "ring",
+        "rooms",
+        "safe_total",
+        "salt",
+    )
+
+    def __init__(self, model: str, revision: str, settings: DispatchSettings) -> None:
+        self.model = model
+        self.revision = revision
+        self.salt = xxhash.xxh3_64_intdigest(f"{model}\0{revision}".encode())
+        """Keeps this pool's sessions and prefixes apart from others'; the same at every router."""
+        self.nodes: dict[str, NodeState] = {}
+        self.aliases: Counter[str] = Counter()
+        """Other names, with the number of nodes that have them."""
+        self.ring = HashRing()
+        self.load = Buckets(cost.LEVELS)
+        """Nodes with room, by what they would cost the next request."""
+        self.rooms = Buckets(ROOM_LEVELS)
+        """Nodes with room, by how much."""
+        self.queue = WaitQueue(settings.ageing, settings.tenant_weights)
+        self.max_backlog = settings.max_backlog
+        self.learned = Learned()
+        self.live = 0
+        """Nodes that take requests now or soon."""
+        self.rate = 0.0
+        """Mean prefill rate of its nodes, tokens a second; 0 when none has reported any."""
+        self.mean_wait = 0.0
+        """Mean of the reported prefill queues, in seconds."""
+        self.default_max_tokens = 1
+        """New tokens of a request that names none."""
+        self.safe_total = 0
+        """A request of so many tokens can fit on every node: no need to look closer. 0 asks for a ``survey``."""
+        self.largest = 0
+        """The most KV tokens that any node has."""
+        self.earmark: NodeState | None = None
+        """Kept free for ``earmarked``, the first in line, which found no room anywhere."""
+        self.earmarked: Ticket | None = None
+
+    def join(self, node: NodeState) -> None:
+        """Add a node; ``refresh`` it next."""
+        self.nodes[node.id] = node
+        node.pool = self
+        self.aliases.update(node.spec.aliases)
+        self.default_max_tokens = max(self.default_max_tokens, node.spec.default_max_tokens)
+        self.ring.add(node.id, node.slot)
+        self.safe_total = 0
+
+    def leave(self, node: NodeState, spec: NodeSpec) -> None:
+        """Remove a node that joined with ``spec``."""
+        self.live -= node.live
+        node.live = node.open = False
+        node.pool = None
+        node.room = -1
+        node.free = 0
+        del self.nodes[node.id]
+        self.aliases.subtract(spec.aliases)
+        self.ring.remove(node.id)
+        self.load.remove(node)
+        self.rooms.remove(node)
+        if self.earmark is node:
+            self.earmark = self.earmarked = None
+        self.safe_total = 0
+
+    def survey(self) -> None:
+        """Sum up what the nodes are. ``safe_total`` is 0 when that is needed; only a request asks for it."""
+        nodes = self.nodes.values()
+        self.default_max_tokens = max((node.spec.default_max_tokens for node in nodes), default=1)
+        self.largest = max((capacity_of(node) for node in nodes), default=0)
+        self.safe_total = min((min(capacity_of(node), node.spec.max_seq_len or UNLIMITED) for node in nodes), default=0)
+
+    def settle(self, node: NodeState) -> None:
+        """Bring everything derived from a node's numbers up to date. Needed after any of them changed."""
+        node.backlog = backlog = node.queued + node.reserved_prompt_tokens
+        reserved = node.reserved_tokens
+        node.used = node.capacity - node.headroom + reserved
+        if not node.open or len(node.uncounted) >= node.seats or backlog * node.inv_rate > self.max_backlog:
+            free = 0
+        else:
+            free = node.headroom - reserved
+            if free > node.room_cap:
+                free = node.room_cap
+        node.free = free
+        if free > 0 and node is not self.earmark:
+            node.room = free
+            self.load.place(node, cost.load_level(node, 1.0 / self.rate if self.rate else node.inv_rate))
+            self.rooms.place(node, room_level(free))
+        elif node.room >= 0:
+            node.room = -1
+            self.load.remove(node)
+            self.rooms.remove(node)
+
+    def refresh(self, node: NodeState, now: float) -> None:
+        """A node's flags or reported numbers changed: bring everything that follows from them up to date."""
+        weight = 1.0 / (len(self.nodes) + 1)
+        if node.prefill_rate > 0.0:
+            self.rate += (node.prefill_rate - self.rate) * (weight if self.rate else 1.0)
+        node.inv_rate = 1.0 / (node.prefill_rate or self.rate or cost.DEFAULT_RATE)
+        self.mean_wait += (node.queued * node.inv_rate - self.mean_wait) * weight
+        live = node.link_up and node.ready and not node.draining and node.reported_at >= 0.0
+        if live != node.live:
+            self.live += live - node.live
+            node.live = live
+        node.open = live and not node.closed_reason
+        if node.room_cap != UNLIMITED and now >= node.cap_until:
+            node.room_cap = UNLIMITED
+        node.plain_from = node.penalty_until if node.penalty_until > now else -math.inf
+        node.plain_until = node.reported_at + cost.STALE_AFTER
+        if self.earmark is node and not node.open:
+            self.earmark = self.earmarked = None
+        self.settle(node)
+
+    def keep_for(self, ticket: Ticket | None, node: NodeState | None) -> None:
+        """Keep ``node`` free for ``ticket`` alone; None for both lets the one that was kept go."""
+        old = self.earmark
+        self.earmark = node
+        self.earmarked = ticket
+        if old is not node:
+            if old is not None:
+                self.settle(old)
+            if node is not None:
+                self.settle(node)
+
+    def roomy(self, need: int) -> list[list[NodeState]]:
+        """Buckets whose nodes may have ``need`` tokens of room, the roomiest first; none beside them has."""
+        return self.rooms.above(room_level(need))
+
+
+def capacity_of(node: NodeState) -> int:
+    """KV tokens of a node: as reported, else as described."""
+    return node.capacity or node.spec.kv_capacity_tokens

@@ -1,0 +1,360 @@
+"""The plain data of dispatch: what is asked, what a node is, what it last said, and what the router thinks of it."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from router_node.dispatch.pool import Pool
+    from router_node.dispatch.reservations import Reservation
+
+UNLIMITED: Final = sys.maxsize
+
+
+class Ask:
+    """A request as dispatch sees it. Sizes are tokens, times are seconds of the dispatcher's clock."""
+
+    __slots__ = (
+        "arrived",
+        "deadline",
+        "exact",
+        "max_new_tokens",
+        "model",
+        "n",
+        "prefix",
+        "priority",
+        "prompt_bytes",
+        "prompt_tokens",
+        "session",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        session: bytes = b"",
+        tenant: str = "",
+        priority: int = 0,
+        prompt_tokens: int = 0,
+        prompt_bytes: int = 0,
+        max_new_tokens: int = 0,
+        n: int = 0,
+        exact: bool = False,
+        prefix: tuple[int, ...] = (),
+        arrived: float = 0.0,
+        deadline: float | None = None,
+    ) -> None:
+        self.model = model
+        """Model or alias."""
+        self.session = session
+        """Conversation name, empty for none."""
+        self.tenant = tenant
+        self.priority = priority
+        """Lower is earlier; 0 is the default."""
+        self.prompt_tokens = prompt_tokens
+        """Length of the prompt, an estimate unless ``exact``; 0 when unknown."""
+        self.prompt_bytes = prompt_bytes
+        """Length of the prompt's text in bytes; 0 when unknown. Preferred to an estimate in tokens."""
+        self.max_new_tokens = max_new_tokens
+        """New tokens at most, times the number of sequences; 0 takes the node's default."""
+        self.n = n
+        """Sequences; 0 when only the product above is known, and then the context length is left to the node."""
+        self.exact = exact
+        """``prompt_tokens`` was counted, not estimated."""
+        self.prefix = prefix
+        """Chained hashes of the prompt's byte blocks (``hash_blocks``)."""
+        self.arrived = arrived
+        """When it arrived; 0 means now."""
+        self.deadline = deadline
+        """When the client gives up, None for never."""
+
+
+class NodeSpec:
+    """What a node said it is. 0 means unknown."""
+
+    __slots__ = (
+        "aliases",
+        "boot_id",
+        "default_max_tokens",
+        "engine",
+        "kv_block_tokens",
+        "kv_capacity_tokens",
+        "max_num_seqs",
+        "max_seq_len",
+        "model",
+        "quantization",
+        "revision",
+    )
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        aliases: Sequence[str] = (),
+        revision: str = "",
+        max_seq_len: int = 0,
+        kv_capacity_tokens: int = 0,
+        kv_block_tokens: int = 16,
+        max_num_seqs: int = 0,
+        default_max_tokens: int = 512,
+        boot_id: str = "",
+        quantization: str = "",
+        engine: str = "",
+    ) -> None:
+        self.model = model
+        self.aliases = tuple(aliases)
+        self.revision = revision
+        self.max_seq_len = max(0, max_seq_len)
+        self.kv_capacity_tokens = max(0, kv_capacity_tokens)
+        self.kv_block_tokens = max(1, kv_block_tokens)
+        self.max_num_seqs = max(0, max_num_seqs)
+        self.default_max_tokens = max(1, default_max_tokens)
+        self.boot_id = boot_id
+        self.quantization = quantization
+        self.engine = engine
+
+
+class ReportLike(Protocol):
+    """A report: ``laya.v1.WatchResponse`` itself, or ``Report``."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def kv_capacity_tokens(self) -> int: ...
+    @property
+    def headroom_tokens(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def queued_prefill_tokens(self) -> int: ...
+    @property
+    def prefix_hit_rate(self) -> float: ...
+    @property
+    def prefill_tokens_per_second(self) -> float: ...
+    @property
+    def decode_tokens_per_second(self) -> float: ...
+    @property
+    def counted_dispatches(self) -> Iterable[str | bytes]: ...
+    @property
+    def full(self) -> bool: ...
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def closed_reason(self) -> str: ...
+
+
+class Report:
+    """A node's statement of its load; the plain mirror of ``laya.v1.WatchResponse``, with its units."""
+
+    __slots__ = (
+        "boot_id",
+        "closed_reason",
+        "counted_dispatches",
+        "decode_tokens_per_second",
+        "draining",
+        "full",
+        "headroom_tokens",
+        "kv_capacity_tokens",
+        "prefill_tokens_per_second",
+        "prefix_hit_rate",
+        "queued_prefill_tokens",
+        "ready",
+        "running",
+        "sequence",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        sequence: int,
+        boot_id: str = "",
+        kv_capacity_tokens: int = 0,
+        headroom_tokens: int = 0,
+        *,
+        running: int = 0,
+        waiting: int = 0,
+        queued_prefill_tokens: int = 0,
+        prefix_hit_rate: float = 0.0,
+        prefill_tokens_per_second: float = 0.0,
+        decode_tokens_per_second: float = 0.0,
+        counted_dispatches: Sequence[str | bytes] = (),
+        full: bool = False,
+        draining: bool = False,
+        ready: bool = True,
+        closed_reason: str = "",
+    ) -> None:
+        self.sequence = sequence
+        self.boot_id = boot_id
+        self.kv_capacity_tokens = kv_capacity_tokens
+        self.headroom_tokens = headroom_tokens
+        self.running = running
+        self.waiting = waiting
+        self.queued_prefill_tokens = queued_prefill_tokens
+        self.prefix_hit_rate = prefix_hit_rate
+        self.prefill_tokens_per_second = prefill_tokens_per_second
+        self.decode_tokens_per_second = decode_tokens_per_second
+        self.counted_dispatches = counted_dispatches
+        self.full = full
+        self.draining = draining
+        self.ready = ready
+        self.closed_reason = closed_reason
+
+
+class Verdict(enum.Enum):
+    """What became of a report."""
+
+    ACCEPTED = "accepted"
+    STALE = "stale"  # older than one already seen: its dispatch ids count, its numbers do not
+    GAP = "gap"  # accepted, but one before it was lost: only a full report makes the count exact again
+    WAITING_FULL = "waiting_full"  # a watch begins with a full report; until it comes nothing else is believed
+    UNKNOWN = "unknown"  # no such node
+
+
+class NodeState:
+    """A node as this router sees it. Written only by ``router_node.dispatch``; ``upstream`` belongs to its owner."""
+
+    __slots__ = (
+        "address",
+        "awaiting_full",
+        "backlog",
+        "bad_reports",
+        "block",
+        "boot_id",
+        "cap_until",
+        "capacity",
+        "closed_reason",
+        "decode_rate",
+        "draining",
+        "free",
+        "headroom",
+        "hit_rate",
+        "id",
+        "incarnation",
+        "inv_rate",
+        "link_up",
+        "live",
+        "open",
+        "past_boots",
+        "penalty",
+        "penalty_span",
+        "penalty_until",
+        "plain_from",
+        "plain_until",
+        "pool",
+        "prefill_rate",
+        "queued",
+        "ready",
+        "refusals",
+        "reported_at",
+        "reserved_prompt_tokens",
+        "reserved_tokens",
+        "room",
+        "room_cap",
+        "running",
+        "seats",
+        "sequence",
+        "slot",
+        "spec",
+        "trust",
+        "uncounted",
+        "upstream",
+        "used",
+        "waiting",
+    )
+
+    def __init__(self, node_id: str, address: str, spec: NodeSpec, slot: int, incarnation: int) -> None:
+        self.id = node_id
+        self.address = address
+        self.spec = spec
+        self.upstream: Any = None
+        self.pool: Pool | None = None
+        self.slot = slot
+        """Dense small number, unique among the nodes known now."""
+        self.incarnation = incarnation
+        """Never used twice: what a session's record points at, so that a restarted node's cache is not looked for."""
+
+        # What it last said.
+        self.boot_id = ""
+        self.past_boots: tuple[str, ...] = ()
+        self.sequence = -1
+        self.awaiting_full = True
+        self.reported_at = -1.0
+        self.capacity = 0
+        self.headroom = 0
+        self.block = spec.kv_block_tokens
+        self.queued = 0
+        self.running = 0
+        self.waiting = 0
+        self.hit_rate = 0.0
+        self.prefill_rate = 0.0
+        self.decode_rate = 0.0
+        self.ready = False
+        self.draining = False
+        self.closed_reason = ""
+        self.bad_reports = 0
+
+        # What the router knows by itself.
+        self.link_up = False
+        self.uncounted: dict[bytes, Reservation] = {}
+        """Reservations that no report has counted, by dispatch id."""
+        self.reserved_tokens = 0
+        self.reserved_prompt_tokens = 0
+        self.refusals = 0
+        self.room_cap = UNLIMITED
+        self.cap_until = 0.0
+        self.penalty = 0.0
+        self.penalty_span = 1.0
+        self.penalty_until = 0.0
+        self.trust = 1.0
+        """Share of the cached tokens expected of it that its counts have confirmed, 0 to 1."""
+
+        # Derived by Pool.refresh and Pool.settle.
+        self.live = False
+        """It can be expected to take requests, now or soon: connected, warmed up, not draining."""
+        self.open = False
+        """Live, and its admission is not shut."""
+        self.seats = UNLIMITED
+        """Requests it may be sent before its own sequences run out, beside those reserved."""
+        self.inv_rate = 0.0
+        """Seconds per prompt token."""
+        self.used = 0
+        """KV tokens in use: what it reported and what is reserved."""
+        self.backlog = 0
+        """Prompt tokens ahead of a new request: reported and reserved."""
+        self.free = 0
+        """KV tokens that a new request may take."""
+        self.room = -1
+        """``free`` where the node takes requests from all comers, else -1."""
+        self.plain_from = 0.0
+        self.plain_until = 0.0
+        """Between the two times its cost needs no correction for penalties or old reports."""
+
+    @property
+    def state(self) -> str:
+        """ "ready", "starting", "draining", "closed" (its admission is shut) or "dark" (no connection)."""
+        if not self.link_up:
+            return "dark"
+        if self.draining:
+            return "draining"
+        if not self.ready or self.reported_at < 0:
+            return "starting"
+        return "closed" if self.closed_reason else "ready"
+
+    @property
+    def reservations(self) -> int:
+        """Reservations that no report has counted."""
+        return len(self.uncounted)
+
+    def need(self, tokens: int) -> int:
+        """``tokens`` in whole blocks of this node, in tokens."""
+        return tokens + -tokens % self.block
