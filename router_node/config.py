@@ -25,7 +25,6 @@ class Options(NamedTuple):
 
     config: Config
     ready_fd: int
-    worker: int  # -1: not a worker of a supervisor
     warnings: list[str]
     keys: Sequence[KeyRecord] | None  # None: every caller is accepted
 
@@ -51,7 +50,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         },
     )
     warnings = check(config)
-    return Options(config, _usable_fd(flags.ready_fd), flags.worker, warnings, load_keys(config))
+    return Options(config, _usable_fd(flags.ready_fd), warnings, load_keys(config))
 
 
 def check(config: Config) -> list[str]:
@@ -157,7 +156,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-format", choices=("text", "json"))
     parser.add_argument("--insecure", action="store_true", help="accept every caller beyond loopback")
     parser.add_argument("--ready-fd", type=int, default=-1, metavar="N", help="write a JSON line here when serving")
-    parser.add_argument("--worker", type=int, default=-1, help=argparse.SUPPRESS)  # set by the supervisor
     parser.add_argument("--version", action="version", version=f"laya-router {__version__}")
     return parser
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
@@ -14,18 +15,19 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 class StopSignals:
     """Within ``with``, signals set ``stop``, then ``hurry``; a third one kills the process as it would any other."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, numbers: Sequence[signal.Signals] = _SIGNALS) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._loop = loop
+        self._numbers = numbers
 
     def __enter__(self) -> StopSignals:
-        for number in _SIGNALS:
+        for number in self._numbers:
             self._loop.add_signal_handler(number, self._asked, number)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number in _SIGNALS:
+        for number in self._numbers:
             self._loop.remove_signal_handler(number)
 
     def _asked(self, number: signal.Signals) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -30,6 +30,7 @@ T = TypeVar("T")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 READINESS: Final = "laya.v1.Inference"  # the health service that says whether requests are taken
+_SOCKET: Final = "admin.sock"
 _MAX_PATH: Final = 100  # a Unix socket's path holds 107 bytes
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -44,26 +45,33 @@ _OPTIONS: Final = (
 )
 
 
-class AdminServer:
-    """Owns the socket, its folder and the server. ``ready`` says whether requests are taken now."""
+@contextlib.contextmanager
+def private_socket() -> Iterator[str]:
+    """An address ``unix:/path`` in a new folder with mode 0700, which is removed in the end."""
+    folder = tempfile.mkdtemp(prefix="laya-")
+    if len(os.fsencode(folder)) > _MAX_PATH - len(_SOCKET):
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="laya-", dir="/tmp")
+    try:
+        yield f"unix:{folder}/{_SOCKET}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
-    def __init__(self, view: ClusterView, ready: Callable[[], bool]) -> None:
+
+class AdminServer:
+    """Serves on ``address``. ``ready`` says whether requests are taken now."""
+
+    def __init__(self, address: str, view: ClusterView, ready: Callable[[], bool]) -> None:
+        self._address = address
         self._view = view
         self._ready = ready
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
-        self._folder = ""
         self._server: grpc.aio.Server | None = None
         self._follower: asyncio.Task[None] | None = None
 
-    @property
-    def address(self) -> str:
-        """``unix:/path`` of the socket."""
-        return f"unix:{self._folder}/admin.sock"
-
     async def start(self) -> None:
         """Serve. Raises OSError when the socket cannot be made."""
-        self._folder = _private_folder()
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=256)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._view), server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -74,11 +82,11 @@ class AdminServer:
         ]
         reflection.enable_server_reflection(names, server)
         try:
-            bound = server.add_insecure_port(self.address)
+            bound = server.add_insecure_port(self._address)
         except RuntimeError as error:
-            raise OSError(f"the private socket {self.address} cannot be made: {error}") from None
+            raise OSError(f"the private socket {self._address} cannot be made: {error}") from None
         if not bound:
-            raise OSError(f"the private socket {self.address} cannot be made")
+            raise OSError(f"the private socket {self._address} cannot be made")
         await self._tell_health()
         await server.start()
         self._server = server
@@ -89,18 +97,14 @@ class AdminServer:
         self._changed.set()
 
     async def close(self, grace: float = 0.5) -> None:
-        """Stop within about ``grace`` seconds and remove the socket."""
+        """Stop within about ``grace`` seconds."""
         if self._follower is not None:
             self._follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._follower
-        try:
-            if self._server is not None:
-                await self._health.enter_graceful_shutdown()
-                await self._server.stop(grace)
-        finally:
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace)
 
     async def _follow(self) -> None:
         while True:
@@ -156,12 +160,3 @@ async def _answer(context: _Context, make: Callable[[], Awaitable[T]]) -> T:
 
 
 _CODES = {status.value[0]: status for status in grpc.StatusCode}
-
-
-def _private_folder() -> str:
-    """A new folder with mode 0700, at a path short enough for a socket."""
-    folder = tempfile.mkdtemp(prefix="laya-")
-    if len(os.fsencode(folder)) <= _MAX_PATH - len("/admin.sock"):
-        return folder
-    os.rmdir(folder)
-    return tempfile.mkdtemp(prefix="laya-", dir="/tmp")

@@ -45,14 +45,14 @@ class LocalView(ClusterView):
     def _status(self, entry: Entry) -> admin_pb2.NodeStatus:
         link = entry.link
         status = admin_pb2.NodeStatus(
-            node_id=link.node_id or named_id(entry),
+            node_id=link.node_id or entry.named_id,
             address=link.address,
             state=link.state,
             source=",".join(sorted(entry.sources)),
             report_age_seconds=link.report_age,
             streams=link.pool.streams,
             connections=link.pool.connections,
-            detail=link.detail,
+            detail=link.trouble,
         )
         if link.what is not None:
             status.model.CopyFrom(link.what.model)
@@ -112,9 +112,3 @@ class LocalView(ClusterView):
                 Code.INVALID_ARGUMENT, "INVALID_REQUEST", "grace_seconds must be 0 to 86400.", param="grace_seconds"
             )
         return await link.drain(request.grace_seconds, request.undo)
-
-
-def named_id(entry: Entry) -> str:
-    """The id that a source gave for an address whose node has not spoken yet."""
-    named = {candidate.node_id for some in entry.sources.values() for candidate in some} - {""}
-    return sorted(named)[0] if named else ""

@@ -7,7 +7,7 @@ out. So a source that is wrong, late or away costs new knowledge, never a reques
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -55,6 +55,10 @@ class Source(ABC):
     @abstractmethod
     def health(self) -> SourceHealth:
         """How reading goes. Called on each scrape and for readiness; it must not block."""
+
+    def rejections(self) -> Mapping[str, int]:
+        """Records that were refused since the start, by reason. Called on each scrape."""
+        return {}
 
     def look_now(self) -> None:  # noqa: B027 - most sources have nothing to do
         """Read again soon. Called when a link was lost, since its node may have moved; it may be ignored."""

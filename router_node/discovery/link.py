@@ -84,6 +84,11 @@ class Link:
         return self.what.node_id if self.what is not None else ""
 
     @property
+    def trouble(self) -> str:
+        """Why it is not ready, in one sentence, or "". A dark node's last failed dial says more than its loss."""
+        return self.pool.last_error if self.state == "dark" and self.pool.last_error else self.detail
+
+    @property
     def connected(self) -> bool:
         """Whether a connection is up."""
         return self._connected.is_set()

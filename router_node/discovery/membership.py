@@ -41,6 +41,11 @@ class Entry:
         self.orphaned_at = 0.0
         self.shown = ""  # state that was last logged
 
+    @property
+    def named_id(self) -> str:
+        """The id that a source gave for the address, or ""."""
+        return min((c.node_id for some in self.sources.values() for c in some if c.node_id), default="")
+
     def refusal(self, what: node_pb2.DescribeResponse) -> str:
         """Why a node that describes itself so is not the one that the sources mean, or ""."""
         named = [candidate for some in self.sources.values() for candidate in some]
@@ -245,7 +250,7 @@ class Membership(LinkOwner):
 def _said(link: Link) -> dict[str, str]:
     if link.state == "ready" and link.what is not None:
         return {"model": link.what.model.name, "engine": link.what.model.engine}
-    return {"detail": link.detail} if link.detail else {}
+    return {"detail": link.trouble} if link.trouble else {}
 
 
 def _spec(what: node_pb2.DescribeResponse) -> NodeSpec:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from router_node.discovery import registration
@@ -91,6 +91,9 @@ class RedisSource(Source):
 
     def health(self) -> SourceHealth:
         return self._health
+
+    def rejections(self) -> Mapping[str, int]:
+        return self.rejected
 
     def look_now(self) -> None:
         self._wake.set()

@@ -13,7 +13,9 @@ def families(snapshot: Snapshot) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(page.decode()):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[",".join(value for _, value in sorted(sample.labels.items()))] = sample.value
+            found.setdefault(sample.name, {})[",".join(value for _, value in sorted(sample.labels.items()))] = (
+                sample.value
+            )
     return found
 
 

@@ -1,0 +1,73 @@
+"""The parts that operators see: the private listener, and the services behind the private socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router_node.admin.bridge import Bridge
+from router_node.admin.metrics import Snapshot
+from router_node.admin.page import MetricsPage
+from router_node.admin.private import PrivateFront
+from router_node.admin.server import AdminServer
+from router_node.admin.view import ClusterView
+from router_node.discovery.address import is_loopback
+from router_node.node_side import NodeSide
+from shared.config import Config
+from shared.net.listener import Listener, ListenError
+
+
+class AdminSide:
+    """Made once in each router, in the supervisor where there are workers.
+
+    ``socket`` is the private socket's address and ``bridge`` leads to it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        nodes: NodeSide,
+        socket: str,
+        bridge: Bridge,
+        *,
+        view: ClusterView,
+        collect: Callable[[], Snapshot],
+        not_ready: Callable[[], str],
+    ) -> None:
+        router = config.router
+        self._bridge = bridge
+        self._server = AdminServer(socket, view, lambda: not not_ready())
+        token = "" if is_loopback(router.admin_host) else config.server.cluster_token
+        front = PrivateFront(bridge, MetricsPage(collect, router.workers).render, not_ready, token)
+        self._listener = Listener(
+            acceptor=front.accept,
+            http_handler=front.handle,
+            settings=nodes.net,
+            flusher=nodes.flusher,
+            host=router.admin_host,
+            port=router.admin_port,
+        )
+        nodes.membership.on_change.append(self.readiness_changed)
+
+    @property
+    def address(self) -> str:
+        """host:port of the private listener, once it is started."""
+        return self._listener.address
+
+    def readiness_changed(self) -> None:
+        """Have the health service look again."""
+        self._server.readiness_changed()
+
+    async def start(self) -> None:
+        """Serve. Raises OSError when the socket or the port cannot be had."""
+        await self._server.start()
+        await self._bridge.start()
+        try:
+            await self._listener.start()
+        except ListenError as error:
+            raise OSError(f"router.admin_port: {error}") from None
+
+    async def close(self) -> None:
+        """Stop; the last of a router's parts, so that its metrics can be read while it drains."""
+        await self._listener.close(0.0)
+        await self._bridge.close()
+        await self._server.close()

@@ -1,0 +1,274 @@
+"""The workers of a supervisor: started, told, counted, restarted and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from router_node.admin.metrics import Snapshot, total
+from router_node.control import Channel, ChannelClosed, Counted, Serving, Start, TeeSource, ToSupervisor, View
+from router_node.discovery.backoff import Backoff
+from router_node.discovery.base import Snapshot as Candidates
+from router_node.exits import BAD_CONFIG, FAILED, UNAVAILABLE
+from router_node.node_side import NodeSide
+from router_node.signals import unless
+from shared import logging as logs
+from shared.config import Config
+
+log = logs.get("router.supervisor")
+
+SILENCE = 30.0  # seconds without a word after which a worker is taken for hung
+START_LIMIT = 60.0  # seconds for a worker to serve
+STABLE = 30.0  # seconds of life after which a worker's next end counts as its first
+EXIT_LIMIT = 10.0  # seconds beyond the drain timeout for a worker to be gone
+
+_FINAL = (BAD_CONFIG, UNAVAILABLE)  # a worker that ends so before it ever served would do so again
+
+
+class Worker:
+    """One slot: the process in it now, and what that process last said."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.address = ""  # empty until it serves
+        self.counted: Snapshot | None = None
+        self.channel: Channel | None = None
+        self.process: asyncio.subprocess.Process | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.restarts = 0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if there is one."""
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+
+class Fleet:
+    """``port`` is held by the supervisor, ``bridge`` is where health and reflection are answered."""
+
+    def __init__(
+        self, config: Config, nodes: NodeSide, sources: Sequence[TeeSource], *, port: int, bridge: str
+    ) -> None:
+        self.draining = False
+        self.on_change: Callable[[], None] = lambda: None
+        self._config = config
+        self._nodes = nodes
+        self._sources = sources
+        self._port = port
+        self._bridge = bridge
+        self._workers = [Worker(number) for number in range(config.router.workers)]
+        self._departed = Snapshot()  # what workers that have ended had counted
+        self._news = asyncio.Event()
+        self._failed: int | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port of the public port."""
+        return next((worker.address for worker in self._workers if worker.address), "")
+
+    async def start(self) -> None:
+        """Start every worker."""
+        for source in self._sources:
+            source.tell = self._teller(source.name)
+        for worker in self._workers:
+            worker.task = asyncio.create_task(self._keep(worker), name=f"worker-{worker.number}")
+
+    async def serving(self, stop: asyncio.Future[Any]) -> int | None:
+        """Wait until all workers serve, or ``stop``. An exit code when they cannot."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_LIMIT):
+                while not all(worker.address for worker in self._workers):
+                    self._news.clear()
+                    news = asyncio.ensure_future(self._news.wait())
+                    await asyncio.wait((news, stop), return_when=asyncio.FIRST_COMPLETED)
+                    news.cancel()
+                    if stop.done():
+                        return None
+                    if self._failed is not None:
+                        return self._failed
+                return None
+        logs.event(log, logging.ERROR, "workers_late", seconds=START_LIMIT)
+        return FAILED
+
+    async def drain(self, hurry: asyncio.Event) -> bool:
+        """Have every worker finish and end, within the drain timeout or until ``hurry``; true when all finished."""
+        self.draining = True
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+        finished = await unless(
+            hurry, asyncio.ensure_future(self._gone(self._config.server.drain_timeout + EXIT_LIMIT))
+        )
+        if not finished:
+            for worker in self._workers:
+                worker.signal(signal.SIGTERM)  # the second one: no more waiting
+        return finished
+
+    async def close(self) -> None:
+        """End what is left of the workers."""
+        self.draining = True
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await self._gone(2.0)
+        for worker in self._workers:
+            worker.signal(signal.SIGKILL)
+            if worker.task is not None:
+                worker.task.cancel()
+        await asyncio.gather(*(w.task for w in self._workers if w.task is not None), return_exceptions=True)
+
+    async def _gone(self, limit: float) -> None:
+        tasks = [worker.task for worker in self._workers if worker.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit)
+
+    # What operators see
+
+    def not_ready(self) -> str:
+        """Why no request can be taken now, or ""."""
+        if self.draining:
+            return "the router is draining"
+        if not any(worker.address for worker in self._workers):
+            return "no worker serves yet"
+        return self._nodes.not_ready()
+
+    def workers_total(self) -> Snapshot:
+        """What all workers have counted, those that have ended too."""
+        return total([self._departed, *(w.counted for w in self._workers if w.counted is not None)])
+
+    def snapshot(self) -> Snapshot:
+        """The workers' counts, with the supervisor's own word on nodes and sources."""
+        own = Snapshot()
+        self._nodes.add_to(own)
+        workers = self.workers_total()
+        all_nodes = total([own, workers])
+        workers.nodes = all_nodes.nodes
+        workers.sources = own.sources
+        workers.rejected = own.rejected
+        workers.ready = not self.not_ready()
+        workers.events["worker_restart"] = sum(worker.restarts for worker in self._workers)
+        return workers
+
+    # One worker
+
+    def _teller(self, source: str) -> Callable[[Candidates], None]:
+        def tell(view: Candidates) -> None:
+            for worker in self._workers:
+                if worker.channel is not None:
+                    self._send(worker, View(source, view))
+
+        return tell
+
+    def _send(self, worker: Worker, message: Start | View) -> None:
+        try:
+            if worker.channel is not None:
+                worker.channel.send(message)
+        except ChannelClosed:
+            worker.signal(signal.SIGKILL)  # it does not read; its keeper starts another one
+
+    def _over(self) -> bool:
+        return self.draining
+
+    async def _keep(self, worker: Worker) -> None:
+        backoff = Backoff(0.2, 15.0)
+        served = False
+        while not self._over():
+            began = time.monotonic()
+            code = await self._live(worker)
+            served = served or bool(worker.address)
+            self._departed = total([self._departed, _without_gauges(worker.counted)])
+            worker.address, worker.counted, worker.channel, worker.process = "", None, None, None
+            self._changed()
+            if self._over():
+                return
+            if not served and code in _FINAL:
+                self._failed = code
+                self._news.set()
+                return
+            if time.monotonic() - began > STABLE:
+                backoff.reset()
+            wait = backoff.next()
+            worker.restarts += 1
+            logs.event(log, logging.ERROR, "worker_ended", worker=worker.number, code=code, restart_in=wait)
+            await asyncio.sleep(wait)
+
+    async def _live(self, worker: Worker) -> int:
+        """One life of a worker; its exit code, negative for a signal."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "router_node.worker", str(theirs.fileno())),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+            except OSError:
+                ours.close()
+                raise
+        worker.process = process
+        channel = await Channel.open(ours, ToSupervisor)
+        try:
+            worker.channel = channel
+            names = [source.name for source in self._sources]
+            self._send(worker, Start(self._config, worker.number, self._port, self._bridge, names))
+            for source in self._sources:
+                if source.last is not None:
+                    self._send(worker, View(source.name, source.last))
+            await self._hear(worker, channel)
+        finally:
+            await channel.close()
+            await self._reap(worker, process)
+        return process.returncode if process.returncode is not None else FAILED
+
+    async def _hear(self, worker: Worker, channel: Channel) -> None:
+        """Take in what a worker says, until it ends or falls silent."""
+        limit = START_LIMIT
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                try:
+                    async with asyncio.timeout(limit):
+                        message = await channel.receive()
+                except TimeoutError:
+                    logs.event(log, logging.ERROR, "worker_silent", worker=worker.number, seconds=limit)
+                    worker.signal(signal.SIGKILL)
+                    return
+                if isinstance(message, Serving):
+                    limit = SILENCE
+                    worker.address = message.address
+                    self._changed()
+                elif isinstance(message, Counted):
+                    worker.counted = message.snapshot
+
+    async def _reap(self, worker: Worker, process: asyncio.subprocess.Process) -> None:
+        """Wait for the process to be gone; the end of its channel told it to finish, if nothing else did."""
+        try:
+            async with asyncio.timeout(self._config.server.drain_timeout + EXIT_LIMIT):
+                await process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if process.returncode is None:
+                worker.signal(signal.SIGKILL)
+                await process.wait()
+
+    def _changed(self) -> None:
+        self._news.set()
+        self.on_change()
+
+
+def _without_gauges(last: Snapshot | None) -> Snapshot:
+    """What stays of a worker that has ended: its counters."""
+    if last is None:
+        return Snapshot()
+    return msgspec.structs.replace(
+        last, in_flight=0, queue_depth=0, reservations=0, nodes=[], sources={}, ready=False, loop_lag=0.0
+    )

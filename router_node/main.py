@@ -1,0 +1,89 @@
+"""``laya-router``: the parts of a router, put together, run, and taken apart in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import uvloop
+
+from router_node.announce import announce
+from router_node.config import Options, complain, parse
+from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
+from shared import logging as logs
+from shared.config import ConfigError
+
+log = logs.get("router")
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run and exit with a code that means something."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run until a signal; the exit code."""
+    try:
+        options = parse(argv)
+        logs.setup(options.config.server.log_level, options.config.server.log_format)
+        for warning in options.warnings:
+            logs.event(log, logging.WARNING, "exposed", detail=warning)
+        if options.config.router.workers > 1:
+            from router_node.supervisor import supervise
+
+            return uvloop.run(supervise(options))
+        return uvloop.run(serve(options))
+    except ConfigError as error:
+        complain(error)
+        return BAD_CONFIG
+    except OSError as error:
+        complain(error)
+        return UNAVAILABLE
+
+
+async def serve(options: Options) -> int:
+    """One router in this process."""
+    # Imported here, so that a wrong flag is answered at once: these bring the network layer, gRPC and protobuf.
+    from router_node.admin.bridge import Bridge
+    from router_node.admin.server import private_socket
+    from router_node.admin.view import LocalView
+    from router_node.admin_side import AdminSide
+    from router_node.client_side import ClientSide
+    from router_node.node_side import NodeSide, configured_sources
+    from router_node.signals import StopSignals
+
+    config = options.config
+    async with contextlib.AsyncExitStack() as stack:
+        signals = stack.enter_context(StopSignals(asyncio.get_running_loop()))
+        socket = stack.enter_context(private_socket())
+        nodes = NodeSide(config, configured_sources(config))
+        bridge = Bridge(socket, nodes.net, nodes.flusher)
+        clients = ClientSide(config, nodes, options.keys, bridge)
+        admin = AdminSide(
+            config,
+            nodes,
+            socket,
+            bridge,
+            view=LocalView(nodes.dispatcher, nodes.membership, nodes.table),
+            collect=clients.snapshot,
+            not_ready=clients.not_ready,
+        )
+        for part in (admin, nodes, clients):  # they end in the opposite order
+            stack.push_async_callback(part.close)
+            await part.start()
+        announce(options, clients.address, admin.address)
+        await signals.stop.wait()
+        logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
+        clients.draining = True
+        admin.readiness_changed()
+        finished = await clients.drain(signals.hurry)
+    logs.event(log, logging.INFO, "router_stopped", finished=finished)
+    return OK if finished or not signals.hurry.is_set() else FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The parts between the router and its nodes: the dispatcher, and what keeps its tables in step with the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from router_node.admin.metrics import NodeSample, Snapshot
+from router_node.discovery.base import Source
+from router_node.discovery.membership import Entry, Membership
+from router_node.discovery.redis_source import RedisSource
+from router_node.discovery.static import StaticSource
+from router_node.dispatch import Dispatcher, DispatchSettings
+from router_node.relay.expiry import Expiry
+from router_node.routes.table import RouteTable
+from shared.config import Config
+from shared.ids import watcher_id
+from shared.net.counters import NetCounters
+from shared.net.flusher import Flusher
+from shared.net.pool import Pool
+from shared.net.settings import NetSettings
+from shared.net.tls import client_context
+
+_TOLD = 8  # nodes named in a sentence
+
+
+def configured_sources(config: Config) -> list[Source]:
+    """The sources that a configuration names."""
+    server, router = config.server, config.router
+    sources: list[Source] = []
+    if router.nodes:
+        sources.append(StaticSource(router.nodes))
+    if server.redis:
+        sources.append(
+            RedisSource(
+                server.redis,
+                server.cluster,
+                server.cluster_token,
+                interval=router.refresh_interval,
+                trust_all=server.insecure,
+            )
+        )
+    return sources
+
+
+class NodeSide:
+    """Made once in each process, worker or supervisor: each has links, and reservations, of its own."""
+
+    def __init__(self, config: Config, sources: Sequence[Source], worker: int = 0) -> None:
+        loop = asyncio.get_running_loop()
+        self.counters = NetCounters()
+        self.flusher = Flusher(loop, self.counters)
+        self.net = NetSettings.from_config(config.server, config.router)
+        self._expiry = Expiry(loop)
+        self._tls = client_context(config.router.node_tls)
+        watcher = watcher_id(worker)
+        self.dispatcher = Dispatcher(
+            watcher, DispatchSettings.from_config(config.router), loop.time, wake=self._expiry.wake
+        )
+        self._expiry.bind(self.dispatcher)
+        self.table = RouteTable(self.dispatcher)
+        self.membership = Membership(
+            self.dispatcher,
+            sources,
+            self._pool,
+            watcher_id=watcher,
+            token=config.server.cluster_token,
+            drain=config.server.drain_timeout,
+        )
+        self.membership.on_change.append(self.table.invalidate)
+
+    def _pool(self, address: str, on_state: Callable[[bool], None]) -> Pool:
+        return Pool(address, self.net, self.flusher, tls=self._tls, on_state=on_state)
+
+    async def start(self) -> None:
+        """Look for nodes; returns without waiting for any."""
+        await self.membership.start()
+
+    async def close(self) -> None:
+        """Let go of every node."""
+        self._expiry.close()
+        await self.membership.close()
+
+    def not_ready(self) -> str:
+        """Why no request can be sent to a node now, in one sentence, or ""."""
+        if self.dispatcher.ready:
+            return ""
+        entries = list(self.membership.entries())
+        if entries:
+            told = ", ".join(f"{_name(entry)} is {entry.link.state}" for entry in entries[:_TOLD])
+            return f"no node is ready: {told}{' and so on' if len(entries) > _TOLD else ''}"
+        away = [health.detail for health in (source.health() for source in self.membership.sources) if not health.up]
+        return f"no node is known: {away[0]}" if away else "no node is known yet"
+
+    def add_to(self, snapshot: Snapshot) -> None:
+        """Fill in what is known about nodes, sources and connections."""
+        nodes = self.dispatcher.nodes()
+        snapshot.queue_depth = self.dispatcher.queued
+        snapshot.reservations = sum(node.reservations for node in nodes)
+        snapshot.nodes = [self._sample(entry) for entry in self.membership.entries()]
+        snapshot.ready = self.dispatcher.ready
+        for source in self.membership.sources:
+            snapshot.sources[source.name] = source.health().up
+            for reason, count in source.rejections().items():
+                snapshot.rejected[reason] = snapshot.rejected.get(reason, 0) + count
+        counters = self.counters
+        snapshot.net = {name: getattr(counters, name) for name in counters.__slots__ if name != "reasons"}
+        snapshot.net_reasons = dict(counters.reasons)
+
+    def _sample(self, entry: Entry) -> NodeSample:
+        link = entry.link
+        node = self.dispatcher.node(link.node_id) if self.membership.owner(link.node_id) is link else None
+        report = link.report
+        return NodeSample(
+            node_id=_name(entry),
+            state=link.state,
+            capacity_tokens=report.kv_capacity_tokens if report is not None else 0,
+            headroom_tokens=report.headroom_tokens if report is not None else 0,
+            running=report.running if report is not None else 0,
+            waiting=report.waiting if report is not None else 0,
+            reserved_tokens=node.reserved_tokens if node is not None else 0,
+            streams=link.pool.streams,
+            connections=link.pool.connections,
+            report_age=link.report_age,
+        )
+
+
+def _name(entry: Entry) -> str:
+    return entry.link.node_id or entry.named_id or entry.link.address

@@ -1,0 +1,121 @@
+"""Several workers on one port: more cores for one router.
+
+The supervisor serves no client. It holds the port, finds the nodes and tells the workers, answers Admin, health and
+metrics for all of them, and starts a worker again, with back-off, when it ends or falls silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+
+from router_node.admin.bridge import Bridge
+from router_node.admin.server import private_socket
+from router_node.admin.view import LocalView
+from router_node.admin_side import AdminSide
+from router_node.announce import announce
+from router_node.config import Options
+from router_node.control import TeeSource
+from router_node.exits import FAILED, OK
+from router_node.fleet import Fleet
+from router_node.node_side import NodeSide, configured_sources
+from router_node.signals import StopSignals
+from shared import logging as logs
+from shared.pb.laya.v1 import admin_pb2
+
+log = logs.get("router.supervisor")
+
+
+async def supervise(options: Options) -> int:
+    """Run the workers until a signal; the exit code."""
+    config = options.config
+    async with contextlib.AsyncExitStack() as stack:
+        signals = stack.enter_context(StopSignals(asyncio.get_running_loop()))
+        private = stack.enter_context(private_socket())
+        held = stack.enter_context(hold_port(config.server.host, config.server.port))
+        sources = [TeeSource(source) for source in configured_sources(config)]
+        nodes = NodeSide(config, sources, worker=config.router.workers)
+        bridge = Bridge(private, nodes.net, nodes.flusher)
+        fleet = Fleet(config, nodes, sources, port=held.getsockname()[1], bridge=private)
+        admin = AdminSide(
+            config,
+            nodes,
+            private,
+            bridge,
+            view=FleetView(nodes, fleet),
+            collect=fleet.snapshot,
+            not_ready=fleet.not_ready,
+        )
+        fleet.on_change = admin.readiness_changed
+        for part in (admin, nodes, fleet):  # they end in the opposite order
+            stack.push_async_callback(part.close)
+            await part.start()
+        stop = asyncio.ensure_future(signals.stop.wait())
+        stack.callback(stop.cancel)
+        code = await fleet.serving(stop)
+        if code is not None:
+            return code
+        if not stop.done():
+            announce(options, fleet.address, admin.address)
+        await stop
+        logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
+        fleet.draining = True
+        admin.readiness_changed()
+        finished = await fleet.drain(signals.hurry)
+    logs.event(log, logging.INFO, "router_stopped", finished=finished)
+    return OK if finished or not signals.hurry.is_set() else FAILED
+
+
+@contextlib.contextmanager
+def hold_port(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind the public port without listening: it stays ours while workers come and go.
+
+    Raises OSError when someone listens there already, which SO_REUSEPORT alone would silently share.
+    """
+    family, kind, proto, _, address = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM)[0]
+    try:
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+        held = socket.socket(family, kind, proto)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = "is in use by another process: stop it or choose another port."
+        else:
+            why = f"cannot be bound: {error.strerror}."
+        raise OSError(f"server.port: {host}:{port} {why}") from None
+    with held:
+        yield held
+
+
+class FleetView(LocalView):
+    """The supervisor's view, with what the workers have sent to each node added."""
+
+    def __init__(self, nodes: NodeSide, fleet: Fleet) -> None:
+        super().__init__(nodes.dispatcher, nodes.membership, nodes.table)
+        self._fleet = fleet
+
+    def nodes(self) -> list[admin_pb2.NodeStatus]:
+        """Every node, by id."""
+        statuses: Sequence[admin_pb2.NodeStatus] = super().nodes()
+        sent = {sample.node_id: sample for sample in self._fleet.workers_total().nodes}
+        for status in statuses:
+            sample = sent.get(status.node_id)
+            if sample is not None:
+                status.reserved_tokens += sample.reserved_tokens
+                status.streams += sample.streams
+                status.connections += sample.connections
+        return list(statuses)
+
+    def explain(self, request: admin_pb2.ExplainRequest) -> admin_pb2.ExplainResponse:
+        """Where a request would go by the nodes' reports; each worker adds what it has sent itself."""
+        answer = super().explain(request)
+        answer.summary += " (by the nodes' reports; each worker also counts what it has just sent)"
+        return answer

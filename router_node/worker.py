@@ -1,0 +1,121 @@
+"""One worker of a supervisor: clients and nodes of its own, on a port it shares with the others.
+
+Started by the supervisor with the number of a socket; everything else comes over that socket. When the socket ends,
+so does the worker: it finishes what it has, as after SIGTERM, and leaves no orphan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+
+import msgspec
+import uvloop
+
+from router_node.admin.bridge import Bridge
+from router_node.client_side import ClientSide
+from router_node.config import complain, load_keys
+from router_node.control import (
+    COUNT_EVERY,
+    Channel,
+    ChannelClosed,
+    Counted,
+    RelayedSource,
+    Serving,
+    Start,
+    ToWorker,
+    View,
+)
+from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
+from router_node.node_side import NodeSide
+from router_node.signals import StopSignals
+from shared import logging as logs
+from shared.config import ConfigError
+
+_START_TIMEOUT = 10.0  # seconds for the supervisor's first message
+
+
+def main() -> None:
+    """Run on the socket whose number is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor passes it on
+    try:
+        code = uvloop.run(work(socket.socket(fileno=int(sys.argv[1]))))
+    except ConfigError as error:
+        complain(error)
+        code = BAD_CONFIG
+    except OSError as error:
+        complain(error)
+        code = UNAVAILABLE
+    except ChannelClosed:
+        code = FAILED
+    sys.exit(code)
+
+
+async def work(sock: socket.socket) -> int:
+    """Serve until told to stop; the exit code."""
+    async with contextlib.AsyncExitStack() as stack:
+        signals = stack.enter_context(StopSignals(asyncio.get_running_loop(), (signal.SIGTERM,)))
+        channel = await Channel.open(sock, ToWorker)
+        stack.push_async_callback(channel.close)
+        async with asyncio.timeout(_START_TIMEOUT):
+            start = await channel.receive()
+        if not isinstance(start, Start):
+            raise ChannelClosed("the first message must say how to start")
+        server = msgspec.structs.replace(start.config.server, port=start.port)
+        config = msgspec.structs.replace(start.config, server=server)
+        logs.setup(server.log_level, server.log_format)
+
+        sources = {name: RelayedSource(name) for name in start.sources}
+        nodes = NodeSide(config, list(sources.values()), start.worker)
+        bridge = Bridge(start.bridge, nodes.net, nodes.flusher)
+        clients = ClientSide(config, nodes, load_keys(config), bridge, shared_port=True)
+        for part in (bridge, nodes, clients):
+            stack.push_async_callback(part.close)
+            await part.start()
+        channel.send(Serving(clients.address))
+        tasks = (
+            asyncio.create_task(_listen(channel, sources, signals.stop), name="control-listen"),
+            asyncio.create_task(_count(channel, clients, signals.stop), name="control-count"),
+        )
+        try:
+            await signals.stop.wait()
+            finished = await clients.drain(signals.hurry)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(ChannelClosed):
+            channel.send(Counted(clients.snapshot()))
+    return OK if finished or not signals.hurry.is_set() else FAILED
+
+
+async def _listen(channel: Channel, sources: dict[str, RelayedSource], stop: asyncio.Event) -> None:
+    """Pass views on; the end of the channel is the end of the worker."""
+    try:
+        while True:
+            message = await channel.receive()
+            if isinstance(message, View) and message.source in sources:
+                sources[message.source].take(message)
+    except ChannelClosed:
+        pass
+    finally:
+        stop.set()
+
+
+async def _count(channel: Channel, clients: ClientSide, stop: asyncio.Event) -> None:
+    """Say once a second what was counted; it also shows that this loop runs."""
+    try:
+        while True:
+            channel.send(Counted(clients.snapshot()))
+            await asyncio.sleep(COUNT_EVERY)
+    except ChannelClosed:
+        pass
+    finally:
+        stop.set()
+
+
+if __name__ == "__main__":
+    main()
