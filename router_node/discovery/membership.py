@@ -26,7 +26,7 @@ log = get("discovery")
 LINGER: Final = 5.0  # seconds that a node which no source names and which cannot be reached is kept
 _SWEEP_EVERY: Final = 0.5
 
-_LEVELS: Final = {"mismatch": logging.ERROR, "dark": logging.WARNING}
+_LEVELS: Final = {"mismatch": logging.ERROR, "dark": logging.WARNING, "starting": logging.DEBUG}
 
 
 class Entry:
@@ -89,6 +89,7 @@ class Membership(LinkOwner):
         self._owners: dict[str, Link] = {}  # the link whose node the dispatcher knows under an id
         self._leaving: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def start(self) -> None:
         """Start every source; their first views may come later."""
@@ -98,6 +99,7 @@ class Membership(LinkOwner):
 
     async def close(self, grace: float = 0.0) -> None:
         """Stop looking, then close every link within about ``grace`` seconds."""
+        self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -233,7 +235,7 @@ class Membership(LinkOwner):
 
     def link_changed(self, link: Link) -> None:
         entry = self._entries.get(link.address)
-        if entry is None or entry.link is not link:
+        if entry is None or entry.link is not link or self._closing:
             return
         if link.state != entry.shown and not (link.state == "dark" and entry.shown == ""):
             level = _LEVELS.get(link.state, logging.INFO)
