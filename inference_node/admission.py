@@ -185,8 +185,17 @@ class Admission:
         """Return once nothing runs and nothing waits."""
         await self._idle.wait()
 
-    async def admit(self, need: Need, deadline: float | None = None, priority: int = 0) -> Admitted:
-        """Wait for room. Raises LayaError; a cancelled task leaves neither hold nor place behind."""
+    async def admit(
+        self,
+        need: Need,
+        deadline: float | None = None,
+        priority: int = 0,
+        counted: Callable[[], None] | None = None,
+    ) -> Admitted:
+        """Wait for room. Raises LayaError; a cancelled task leaves neither hold nor place behind.
+
+        ``counted`` is called once the request is in the ledger or in the queue; not when it is refused at once.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Admitted] = loop.create_future()
 
@@ -200,6 +209,8 @@ class Admission:
                 future.set_exception(outcome)
 
         got = self.submit(need, priority, deadline, settle)
+        if counted is not None:
+            counted()
         if isinstance(got, Admitted):
             return got
         timer = loop.call_at(got.expires, self._expire, got)

@@ -1,0 +1,143 @@
+"""One request's way through the node: counted, admitted, timed, and let out again whatever happens.
+
+``async with door.visit(...) as visit`` is the only way to the engine, for the typed service, the tunnel and the node's
+HTTP alike. Leaving the block gives the hold back, ends the dispatch in the reports and writes the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from inference_node.admission import Admitted, Need
+from inference_node.call import Call
+from inference_node.metrics import NodeMetrics, ServiceMetrics
+from inference_node.report import Reporter
+from inference_node.state import NodeState, Serving
+from shared.errors import LayaError
+
+
+class Door:
+    """Makes visits; one per node."""
+
+    __slots__ = ("_metrics", "clock", "reporter", "state", "visits")
+
+    def __init__(self, state: NodeState, reporter: Reporter, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
+        """``clock`` is the running loop's time."""
+        self.state = state
+        self.reporter = reporter
+        self.clock = clock
+        self._metrics = metrics
+        self.visits: dict[Visit, asyncio.Task[object] | None] = {}
+
+    def cut_off(self) -> int:
+        """Cancel every visit that is still going on, waiting ones too; how many there were."""
+        tasks = [task for task in self.visits.values() if task is not None]
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    def visit(self, service: str, call: Call, need: Need, priority: int, arrived: float) -> Visit:
+        """A request that wants in; ``arrived`` is when it came, by the door's clock. Raises NOT_READY."""
+        return Visit(self, self._metrics, self._metrics.services[service], call, need, priority, arrived)
+
+
+class Visit:
+    """One admitted request, as a context manager. Entering raises LayaError when it is refused."""
+
+    __slots__ = (
+        "_admitted",
+        "_call",
+        "_counted",
+        "_door",
+        "_metrics",
+        "_need",
+        "_priority",
+        "_service",
+        "_serving",
+        "admitted_at",
+        "arrived",
+        "first_at",
+    )
+
+    def __init__(
+        self,
+        door: Door,
+        metrics: NodeMetrics,
+        service: ServiceMetrics,
+        call: Call,
+        need: Need,
+        priority: int,
+        arrived: float,
+    ) -> None:
+        self._door = door
+        self._metrics = metrics
+        self._service = service
+        self._serving: Serving = door.state.serving
+        self._call = call
+        self._need = need
+        self._priority = priority
+        self._admitted: Admitted | None = None
+        self._counted = False
+        self.arrived = arrived
+        self.admitted_at = 0.0
+        self.first_at = 0.0
+
+    async def __aenter__(self) -> Visit:
+        call = self._call
+        self._door.visits[self] = asyncio.current_task()
+        try:
+            self._admitted = await self._serving.admission.admit(
+                self._need, call.deadline, self._priority, self._count if call.dispatch else None
+            )
+        except LayaError as e:
+            self._leave()
+            self._service.refused.inc()
+            self._metrics.refusals.labels(e.reason).inc()
+            raise
+        except BaseException:
+            self._leave()
+            self._service.cancelled.inc()
+            raise
+        self.admitted_at = self._door.clock()
+        self._service.queue.observe(self.admitted_at - self.arrived)
+        self._metrics.prompt_tokens.inc(self._need.prefill_tokens)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._admitted is not None:
+            self._admitted.release()
+        self._leave()
+        service = self._service
+        service.total.observe(self._door.clock() - self.arrived)
+        if error is None:
+            service.served.inc()
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            service.cancelled.inc()
+        else:
+            service.failed.inc()
+
+    def first_token(self) -> None:
+        """The request has its first token; later calls change nothing."""
+        if self.first_at == 0.0:
+            self.first_at = self._door.clock()
+            self._service.ttft.observe(self.first_at - self.arrived)
+            if self._admitted is not None:
+                self._admitted.prefill_done()
+
+    def generated(self, tokens: int) -> None:
+        """So many new tokens in all."""
+        self._metrics.completion_tokens.inc(tokens)
+
+    def _count(self) -> None:
+        self._counted = True
+        self._door.reporter.count(self._call.dispatch)
+
+    def _leave(self) -> None:
+        self._door.visits.pop(self, None)
+        if self._counted:
+            self._counted = False
+            self._door.reporter.end(self._call.dispatch)

@@ -1,0 +1,115 @@
+"""The node's own metrics, in a registry of its own. Names begin with ``laya_node_`` and end with their unit.
+
+Gauges of the ledger and the engine are read when somebody scrapes; the request path only counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inference_node.report import Reporter
+from inference_node.state import NodeState
+from shared.version import __version__
+
+SERVICES = ("generate", "complete", "chat", "embed", "openai")
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class ServiceMetrics:
+    """Counters of one service with the labels resolved, so that counting is one call."""
+
+    __slots__ = ("cancelled", "failed", "queue", "refused", "served", "total", "ttft")
+
+    def __init__(self, metrics: NodeMetrics, service: str) -> None:
+        self.served = metrics.requests.labels(service, "ok")
+        self.failed = metrics.requests.labels(service, "error")
+        self.refused = metrics.requests.labels(service, "refused")
+        self.cancelled = metrics.requests.labels(service, "cancelled")
+        self.queue = metrics.queue_seconds.labels(service)
+        self.ttft = metrics.ttft_seconds.labels(service)
+        self.total = metrics.request_seconds.labels(service)
+
+
+class NodeMetrics:
+    """All metrics of one node."""
+
+    def __init__(self, state: NodeState, reporter: Reporter) -> None:
+        self._state = state
+        self.registry = registry = CollectorRegistry(auto_describe=False)
+        self.requests = Counter(
+            "laya_node_requests_total", "Requests by how they ended", ("service", "outcome"), registry=registry
+        )
+        self.refusals = Counter(
+            "laya_node_refusals_total", "Requests refused before they ran, by reason", ("reason",), registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "laya_node_prompt_tokens_total", "Prompt tokens of admitted requests", registry=registry
+        )
+        self.completion_tokens = Counter(
+            "laya_node_completion_tokens_total", "New tokens of typed requests", registry=registry
+        )
+        self.queue_seconds = Histogram(
+            "laya_node_queue_seconds", "Wait for admission", ("service",), registry=registry, buckets=_SECONDS
+        )
+        self.ttft_seconds = Histogram(
+            "laya_node_ttft_seconds", "Arrival to first token", ("service",), registry=registry, buckets=_SECONDS
+        )
+        self.request_seconds = Histogram(
+            "laya_node_request_seconds", "Arrival to end", ("service",), registry=registry, buckets=_SECONDS
+        )
+        registry.register(_Gauges(state, reporter))
+        self.services = {name: ServiceMetrics(self, name) for name in SERVICES}
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format, the engine's own metrics after ours."""
+        text = generate_latest(self.registry)
+        serving = self._state.serving_or_none
+        return text if serving is None else text + serving.engine.metrics_text().encode()
+
+
+class _Gauges(Collector):
+    """Reads ledger, admission, engine and rates at scrape time."""
+
+    def __init__(self, state: NodeState, reporter: Reporter) -> None:
+        self._state = state
+        self._reporter = reporter
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state
+        serving = state.serving_or_none
+        labels = ["node_id", "model", "engine", "version"]
+        info = GaugeMetricFamily("laya_node_info", "Always 1; the labels say what the node is", labels=labels)
+        engine = serving.info.engine if serving is not None else ""
+        info.add_metric([state.node_id, state.names[0], engine, __version__], 1)
+        yield info
+        yield _gauge("ready", "1 when requests are served", state.ready)
+        yield _gauge("draining", "1 while draining", state.draining)
+        yield _gauge("watches", "Routers' report streams", self._reporter.watches)
+        if serving is None:
+            return
+        load = self._reporter.load()
+        yield _gauge("kv_capacity_tokens", "KV capacity", load.capacity)
+        yield _gauge("kv_headroom_tokens", "KV capacity minus holds", load.headroom)
+        yield _gauge("running_requests", "Admitted requests", load.running)
+        yield _gauge("waiting_requests", "Requests waiting for admission", load.waiting)
+        yield _gauge("queued_prefill_tokens", "Prompt tokens not yet prefilled", load.queued_prefill)
+        rates = self._reporter.rates
+        yield _gauge("prefix_hit_ratio", "Recent share of prompt tokens in the prefix cache", rates.prefix_hit_rate)
+        yield _gauge("prefill_tokens_per_second", "Recent prefill rate", rates.prefill)
+        yield _gauge("decode_tokens_per_second", "Recent decode rate", rates.decode)
+        stats = serving.engine.stats()
+        yield _gauge("engine_running_sequences", "Sequences in the engine's batch", stats.running)
+        yield _gauge("engine_waiting_sequences", "Sequences the engine has not started", stats.waiting)
+        yield _gauge("engine_kv_usage_ratio", "The engine's own KV gauge, 0 to 1", stats.kv_usage)
+        preempted = CounterMetricFamily("laya_node_engine_preemptions", "Preemptions; admission keeps them at 0")
+        preempted.add_metric([], stats.preemptions)
+        yield preempted
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"laya_node_{name}", text, value=float(value))

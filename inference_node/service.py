@@ -1,0 +1,198 @@
+"""laya.v1.Inference: the typed service of a node.
+
+Whoever calls has shown the cluster token before a handler runs (``routes``), so router-set metadata is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from inference_node import convert
+from inference_node.call import Call
+from inference_node.door import Door, Visit
+from inference_node.engines.base import BadRequest, Delta, EngineError
+from inference_node.prepare import Job, Preparer, refused
+from inference_node.state import NodeState
+from shared.errors import Code, LayaError
+from shared.net.grpc_server import ServerCall
+from shared.pb.laya.v1 import inference_pb2 as pb
+
+Emit = Callable[[Delta, bool], Awaitable[None]]
+
+
+class InferenceService:
+    """Handlers for the routes of laya.v1.Inference; one per node."""
+
+    def __init__(self, state: NodeState, door: Door) -> None:
+        self._state = state
+        self._door = door
+        self._preparer = Preparer(state)
+
+    async def generate(self, request: pb.GenerateRequest, call: ServerCall) -> None:
+        """Stream a completion."""
+        arrived = self._door.clock()
+        job = await self._preparer.generate(request, _about(call))
+        run = _Run(self._door, "generate", job, arrived)
+        first = True
+
+        async def emit(delta: Delta, last: bool) -> None:
+            nonlocal first
+            message = convert.generate_response(delta)
+            if first:
+                first = False
+                message.request_id, message.model, message.engine = run.names(self._state)
+            if last:
+                message.usage.CopyFrom(run.usage())
+                message.timings.CopyFrom(run.timings())
+            await call.send(message)
+
+        await run.drive(self._state, emit)
+
+    async def chat(self, request: pb.ChatRequest, call: ServerCall) -> None:
+        """Stream the assistant's turn."""
+        arrived = self._door.clock()
+        job = await self._preparer.chat(request, _about(call))
+        run = _Run(self._door, "chat", job, arrived)
+        started: set[int] = set()
+
+        async def emit(delta: Delta, last: bool) -> None:
+            message = convert.chat_response(delta, delta.index not in started)
+            if not started:
+                message.request_id, message.model, message.engine = run.names(self._state)
+            started.add(delta.index)
+            if last:
+                message.usage.CopyFrom(run.usage())
+                message.timings.CopyFrom(run.timings())
+            await call.send(message)
+
+        await run.drive(self._state, emit)
+
+    async def complete(self, request: pb.CompleteRequest, call: ServerCall) -> pb.CompleteResponse:
+        """A whole completion in one answer."""
+        arrived = self._door.clock()
+        job = await self._preparer.generate(request.request, _about(call))
+        run = _Run(self._door, "complete", job, arrived)
+        request_id, model, engine = run.names(self._state)
+        response = pb.CompleteResponse(request_id=request_id, model=model, engine=engine)
+        texts: list[list[str]] = []
+        for i in range(job.generate.sampling.n):
+            response.completions.add(index=i)
+            texts.append([])
+
+        async def emit(delta: Delta, last: bool) -> None:
+            completion = response.completions[delta.index]
+            texts[delta.index].append(delta.text)
+            completion.token_ids.extend(delta.token_ids)
+            completion.logprobs.extend(convert.positions(delta.logprobs))
+            response.prompt_logprobs.extend(convert.positions(delta.prompt_logprobs))
+            if delta.finish_reason:
+                completion.finish_reason = convert.finish(delta.finish_reason)
+                completion.stop_reason = delta.stop_reason
+
+        await run.drive(self._state, emit)
+        for completion, parts in zip(response.completions, texts, strict=True):
+            completion.text = "".join(parts)
+        response.usage.CopyFrom(run.usage())
+        response.timings.CopyFrom(run.timings())
+        return response
+
+    async def embed(self, request: pb.EmbedRequest, call: ServerCall) -> pb.EmbedResponse:
+        """One vector for each input."""
+        arrived = self._door.clock()
+        about = _about(call)
+        prompts, need, model = await self._preparer.embed(request, about)
+        async with self._door.visit("embed", about, need, about.priority_over(request.priority), arrived) as visit:
+            try:
+                vectors = await self._state.serving.engine.embed(about.request_id, prompts, request.dimensions)
+            except BadRequest as e:
+                raise refused(e) from None
+            except EngineError as e:
+                raise self._state.engine_error(e) from e
+            visit.first_token()
+        return pb.EmbedResponse(
+            request_id=about.request_id,
+            model=model,
+            embeddings=[pb.Embedding(index=i, values=vector) for i, vector in enumerate(vectors)],
+            usage=pb.Usage(prompt_tokens=need.prefill_tokens),
+        )
+
+    async def list_models(self, request: pb.ListModelsRequest, call: ServerCall) -> pb.ListModelsResponse:
+        """The one model of this node."""
+        info = self._state.serving.info
+        name, *aliases = self._state.names
+        model = pb.ModelInfo(
+            name=name,
+            aliases=aliases,
+            revision=info.revision,
+            max_seq_len=info.max_seq_len,
+            quantization=info.quantization,
+            engine=info.engine,
+            nodes=1,
+        )
+        return pb.ListModelsResponse(models=[model])
+
+
+def _about(call: ServerCall) -> Call:
+    return Call(call.metadata, call.request_id.decode(), call.deadline)
+
+
+class _Run:
+    """One generation from admission to its last token."""
+
+    __slots__ = ("_arrived", "_cached", "_door", "_job", "_service", "_tokens", "_visit")
+
+    def __init__(self, door: Door, service: str, job: Job, arrived: float) -> None:
+        self._door = door
+        self._service = service
+        self._job = job
+        self._arrived = arrived
+        self._visit: Visit | None = None
+        self._tokens = 0
+        self._cached = 0
+
+    async def drive(self, state: NodeState, emit: Emit) -> None:
+        """Admit, generate, and hand each delta to ``emit`` with whether it is the last. Raises LayaError."""
+        job = self._job
+        engine = state.serving.engine
+        left = job.generate.sampling.n
+        async with self._door.visit(self._service, job.call, job.need, job.generate.priority, self._arrived) as visit:
+            self._visit = visit
+            try:
+                async with aclosing(engine.generate(job.generate)) as deltas:
+                    async for delta in deltas:
+                        if visit.first_at == 0.0:
+                            visit.first_token()
+                            self._cached = delta.cached_tokens
+                        self._tokens += len(delta.token_ids)
+                        if delta.finish_reason:
+                            left -= 1
+                        await emit(delta, left == 0)
+            except BadRequest as e:
+                raise refused(e) from None
+            except EngineError as e:
+                raise state.engine_error(e) from e
+            finally:
+                visit.generated(self._tokens)
+            if left:
+                raise LayaError(Code.INTERNAL, "ENGINE_FAILED", "The engine ended the request before it was complete.")
+
+    def names(self, state: NodeState) -> tuple[str, str, str]:
+        """Request id, model and engine, for the first message."""
+        return self._job.call.request_id, self._job.model, state.serving.info.engine
+
+    def usage(self) -> pb.Usage:
+        """Tokens used."""
+        prompt = len(self._job.generate.prompt.token_ids)
+        return pb.Usage(prompt_tokens=prompt, completion_tokens=self._tokens, cached_tokens=self._cached)
+
+    def timings(self) -> pb.Timings:
+        """Seconds in the queue, to the first token, and to now."""
+        visit, arrived = self._visit, self._arrived
+        if visit is None:
+            return pb.Timings()
+        return pb.Timings(
+            queue_seconds=visit.admitted_at - arrived,
+            ttft_seconds=visit.first_at - arrived,
+            total_seconds=self._door.clock() - arrived,
+        )
