@@ -56,7 +56,8 @@ class RelayFront:
             if relay is not None:
                 relay.refuse(error)
                 return relay
-            return self._refuse(stream, account, error)
+            self._refuse(stream, account, error)
+            return None
         except Exception as error:
             # A defect of ours: the client gets one clear answer, the books are closed, and the log has the trace.
             event(log, logging.ERROR, "relay_failed", exc_info=error, request_id=account.request_id.decode())
@@ -64,7 +65,8 @@ class RelayFront:
             if relay is not None:
                 relay.refuse(failure)
                 return relay
-            return self._refuse(stream, account, failure)
+            self._refuse(stream, account, failure)
+            return None
 
     def _relay(self, stream: ServerStream, account: Account, head: RequestHead, method: Method) -> RelayStream:
         fields = from_metadata(head.fields)

@@ -41,7 +41,7 @@ class RelayStream(Splice):
         "_head",
         "_lost",
         "_method",
-        "_over",
+        "_offered",
         "_scan_due",
     )
 
@@ -58,7 +58,7 @@ class RelayStream(Splice):
         self._scan_due = 0
         self._empty = False
         self._lost = 0
-        self._over = False
+        self._offered: tuple[Headers, LayaError] | None = None  # a node's refusal, while another node is looked for
 
     def begin(self, end: bool, since: float) -> None:
         """Route the call, or wait for its first message. ``end``: the request has no body.
@@ -103,7 +103,7 @@ class RelayStream(Splice):
             if not messages:
                 if end:
                     raise invalid("The request ended in the middle of its first message: send it whole.")
-                self.allow(self._core.settings.max_scan_bytes)
+                self.ask_more(len(data))  # a message may be longer than the client's window
                 return
         self._deframer = None
         self._drop_scan_timer()
@@ -114,8 +114,6 @@ class RelayStream(Splice):
 
     def on_deadline(self) -> None:
         """The client's time is over, or its first message did not come in time."""
-        if self._over:
-            return
         if self._deframer is not None and self._scan_due:
             seconds = self._core.settings.body_timeout
             what = f"The first message did not arrive within {seconds:g} s: send it with the call."
@@ -125,7 +123,7 @@ class RelayStream(Splice):
 
     def refuse(self, error: LayaError) -> None:
         """End the call with an error, on both sides."""
-        if not self._over:
+        if not self.complete and not self.down.closed:
             self._deframer = None
             self._account.failed(error)
             self._account.release()
@@ -182,16 +180,34 @@ class RelayStream(Splice):
         """Drop what is not for the client."""
         return trailers_for_client(headers)
 
-    def on_refusal(self, headers: Headers) -> bool:
-        """The node answered with an error and nothing else: another one may have room."""
-        error = error_from_trailers(headers)
-        if error is None or not self.can_replay:
-            return False
+    def on_response(self, headers: Headers, end: bool) -> None:
+        """Response headers. An error that is the node's whole answer may be one that another node would not give."""
+        if end and (error := error_from_trailers(headers)) is not None and self._elsewhere(error):
+            self._offered = (headers, error)
+            if self.up is not None:
+                self.up.reset(CANCEL)  # it ends at the close of this batch, and then the other node is asked
+            return
+        super().on_response(headers, end)
+
+    def on_response_closed(self, code: int, unprocessed: bool) -> None:
+        """The node's stream is over."""
+        offered, self._offered = self._offered, None
+        if offered is None or self.complete or self.down.closed:
+            super().on_response_closed(code, unprocessed)
+            return
+        self.up = None
+        headers, error = offered
         if error.code == Code.RESOURCE_EXHAUSTED:
             self._account.refused(error.retry_after)
-        elif error.code != Code.UNAVAILABLE or error.reason not in _NOT_BEGUN:
+        if not self.can_replay or not self._again(error):
+            self.upstream_closed()
+            super().on_response(headers, True)
+
+    def _elsewhere(self, error: LayaError) -> bool:
+        """Whether the node gave the request back unbegun, and all of it is still here."""
+        if error.code != Code.RESOURCE_EXHAUSTED and (error.code != Code.UNAVAILABLE or error.reason not in _NOT_BEGUN):
             return False
-        return self._again(error)
+        return bool(self.early_data()) or self._empty
 
     def _again(self, error: LayaError) -> bool:
         """Try another node, or wait for one; False when the node's answer is all there is to say."""
@@ -233,8 +249,7 @@ class RelayStream(Splice):
         self._account.release()
 
     def finished(self, code: int) -> None:
-        """The client's stream is over."""
-        self._over = True
+        """Both streams are over."""
         self._deframer = None
         account = self._account
         self._drop_scan_timer()

@@ -25,5 +25,5 @@ def test_settings_follow_the_configuration():
     "name", ["authorization", "Cookie", ":path", "laya-tenant", "grpc-status", "laya-model", "", "x-api-key"]
 )
 def test_credentials_and_reserved_names_are_refused(name):
-    with pytest.raises(ConfigError, match="router.forward_metadata"):
+    with pytest.raises(ConfigError, match=r"router\.forward_metadata"):
         RelaySettings.from_config(Config(router=RouterConfig(forward_metadata=[name])))
