@@ -7,11 +7,19 @@ stream closes). So engines are fed whole frames. The walk over frame headers cos
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 
 from shared.net.settings import FRAME_HEADER, MAX_FRAME
 
 _word = Struct(">I").unpack_from
+# A header block of up to 13 fields, none of its 17 frames longer than this, decodes to less than 64 KiB: each field
+# is at most one reference to a 4 KiB table, or text that Huffman coding shrank to five eighths at best.
+WORDY_FRAME = 436
+SURELY_SMALL = 13
+_WORDY = WORDY_FRAME << 8 | 0xFF
+_HEADER_FRAMES = frozenset((0x1, 0x9))  # HEADERS, CONTINUATION
+_END_HEADERS = 0x4
 _LONGEST = FRAME_HEADER + MAX_FRAME
 
 Piece = bytes | bytearray | memoryview
@@ -20,12 +28,15 @@ Piece = bytes | bytearray | memoryview
 class FrameAligner:
     """Remembers the unfinished frame of one connection: at most one, of at most 16 KiB."""
 
-    __slots__ = ("_missing", "_skip", "_tail", "kept")
+    __slots__ = ("_missing", "_skip", "_tail", "_take", "_wordy_always", "kept", "wordy")
 
-    def __init__(self, skip: int = 0) -> None:
-        """``skip``: bytes at the start that are no frames (24 on a server: the preface)."""
+    def __init__(self, take: Callable[[Piece], None], skip: int = 0) -> None:
+        """``take`` gets the whole frames; ``skip``: bytes at the start that are no frames (24 on a server)."""
+        self._take = take
         self._skip = skip
         self._tail = bytearray()
+        self.wordy = False  # the last cut may complete a header block with much text
+        self._wordy_always = False
         self.kept = 0  # unfinished frames so far: tells one from the next
         self._missing = 0  # bytes that the frame in the tail still lacks; 0 when even its header is incomplete
 
@@ -34,19 +45,21 @@ class FrameAligner:
         """Bytes of the unfinished frame."""
         return len(self._tail)
 
-    def cut(self, data: bytes) -> tuple[Piece, ...]:
-        """The whole frames that are now there, in one to two pieces.
+    def feed(self, data: bytes) -> None:
+        """Pass on the frames that are now whole, in one or two pieces.
 
         A frame that is longer than allowed is passed on at once, unfinished: the engine refuses it by its header.
         """
-        first: Piece = b""
         at = start = 0
+        self.wordy = self._wordy_always
         if self._tail:
             start = self._complete(data)
             if start < 0:
-                return ()
-            first = self._tail
+                return
+            tail = self._tail
             self._tail = bytearray()
+            self._weigh(tail, 0)
+            self._take(tail)
             at = start
         elif self._skip:
             at = min(self._skip, len(data))
@@ -56,15 +69,27 @@ class FrameAligner:
         begin = at
         while at <= last:
             begin = at
-            at += FRAME_HEADER + (_word(data, at)[0] >> 8)
-        if at == size:
-            whole: Piece = memoryview(data)[start:] if start else data
-        else:
+            word = _word(data, at)[0]
+            if word > _WORDY and word & 0xFF in _HEADER_FRAMES:
+                self._weigh(data, at)
+            at += FRAME_HEADER + (word >> 8)
+        if at != size:
             end = self._keep(data, begin, at)
-            whole = memoryview(data)[start:end]
-        if not first:
-            return (whole,) if len(whole) else ()
-        return (first, whole) if len(whole) else (first,)
+            if end > start:
+                self._take(memoryview(data)[start:end])
+        elif not start:
+            self._take(data)
+        elif at > start:
+            self._take(memoryview(data)[start:])
+
+    def _weigh(self, data: bytes | bytearray, at: int) -> None:
+        """Note a frame with much header text."""
+        word = _word(data, at)[0]
+        if word > _WORDY and word & 0xFF in _HEADER_FRAMES:
+            self.wordy = True
+            if at + 4 >= len(data) or not data[at + 4] & _END_HEADERS:
+                # Its block may end in a later cut, with a small frame. Few peers do this, and the price is small.
+                self._wordy_always = True
 
     def _keep(self, data: bytes, begin: int, at: int) -> int:
         """Put the unfinished frame aside; returns where the whole ones end."""

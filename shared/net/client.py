@@ -11,8 +11,9 @@ from shared.net.counters import NetCounters
 from shared.net.engine import Header, Role
 from shared.net.fields import CheckedHeaders, checked
 from shared.net.flusher import Flusher
+from shared.net.monomorph import own_copies
 from shared.net.settings import NetSettings
-from shared.net.stream import StreamBase
+from shared.net.stream import StreamBase, unheard
 
 _LAST_ID: Final = 1 << 30  # half of the ids there are; a connection is replaced here, long before they run out
 
@@ -57,6 +58,7 @@ class ClientOwner(ABC):
         """The transport is gone. Called once."""
 
 
+@own_copies("send", "trailers", "consumed", "abort")
 class H2ClientStream(StreamBase, ClientStream):
     """One request of ours and its answer."""
 
@@ -66,7 +68,12 @@ class H2ClientStream(StreamBase, ClientStream):
     sink: ClientSink
 
     def __init__(self, conn: H2ClientProtocol, stream_id: int, sink: ClientSink, local_ended: bool) -> None:
-        super().__init__(conn, stream_id, local_ended, False)
+        self.conn = conn
+        self.id = stream_id
+        self.closed = self.remote_ended = self.fair = False
+        self.local_ended = self.bodyless = local_ended
+        self.queued = self.held = self.taken = 0
+        self.reset_code = -1
         self.sink = sink
         self.report_sent = sink.on_request_sent
 
@@ -80,11 +87,16 @@ class H2ClientStream(StreamBase, ClientStream):
         sink = self.sink
         if not code and not self.remote_ended:
             code = CANCEL
-        self.sink = _NOBODY
-        self.over()
+        self.closed = self.local_ended = self.remote_ended = True
+        self.queued = 0
+        self.sink = _NOBODY  # no cycle is left for the collector
+        self.report_sent = unheard
         sink.on_response_closed(code, unprocessed)
 
 
+@own_copies(
+    "data_received", "flush", "report_sent", "on_stream_closed", "take_back", "_report_closed", "_report_doomed"
+)
 class H2ClientProtocol(H2Connection):
     """One connection of a pool."""
 
@@ -198,12 +210,6 @@ class H2ClientProtocol(H2Connection):
         self.counters.goaways_received += 1
         self._leave()
 
-    def on_stream_closed(self, stream_id: int, code: int, local: bool) -> None:
-        """A connection that is leaving closes with its last stream."""
-        super().on_stream_closed(stream_id, code, local)
-        if self.leaving:
-            self._close_if_idle()
-
     def on_dead(self) -> None:
         """No new streams, and none of the old ones."""
         self._leave()
@@ -216,6 +222,7 @@ class H2ClientProtocol(H2Connection):
         if not self.leaving:
             self.leaving = True
             self._owner.on_leaving(self)
+            self.after_stream = self._close_if_idle  # the last stream closes the connection
 
     def _close_if_idle(self) -> None:
         if not self.table and not self.dead:

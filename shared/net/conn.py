@@ -51,6 +51,7 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
 
     __slots__ = (
         "_cut",
+        "_feed",
         "_flush_bytes",
         "_now",
         "_oddities",
@@ -66,12 +67,12 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         "engine",
         "engine_errors",
         "engine_send",
+        "finishing",
         "flusher",
         "fresh",
         "heard",
         "last_peer_stream",
         "peer",
-        "read_size",
         "settings",
         "settled",
         "table",
@@ -89,13 +90,13 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         self.counters = counters if counters is not None else flusher.counters
         self.table: dict[int, StreamBase] = {}
         self.doomed: list[StreamBase] = []  # streams we have reset, whose owners have yet to hear of it
+        self.finishing: list[StreamBase] = []  # streams whose answers ended before their requests
         self.fresh: list[StreamBase] = []  # streams we have opened of which nothing can have left yet
         self.after_stream: Callable[[], None] | None = None  # called whenever a stream has ended
         self.touched = False
         self.dead = False  # nothing goes in or out any more
         self.settled = False  # the peer's first SETTINGS have come
         self.last_peer_stream = 0
-        self.read_size = 0  # of the bytes being handled
         self.peer = ""
         self.transport: asyncio.Transport
         self._cut = False  # the last bytes written may end inside a frame
@@ -103,12 +104,13 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         self._flush_bytes = settings.flush_bytes
         self._now = flusher.loop.time
         self.heard = now = self._now()
-        self.align = FrameAligner(_PREFACE if self.role == "server" else 0)
         self._pings = Meter(settings.pings, now)
         self._settings_frames = Meter(settings.settings_frames, now)
         self._windows = Meter(settings.window_updates, now)
         self._oddities = Meter(settings.oddities, now)
         self.engine = engine = make_engine(self.role, settings)
+        self.align = FrameAligner(engine.receive, _PREFACE if self.role == "server" else 0)
+        self._feed = self.align.feed
         self.engine_send = engine.send
         self.engine_errors = engine.errors
         self.vitals = Vitals(self, flusher.loop)
@@ -128,13 +130,11 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         if self.dead:
             return
         self.heard = self._now()
-        self.read_size = len(data)
         flusher = self.flusher
         batch = flusher.enter()
         try:
             try:
-                for piece in self.align.cut(data):
-                    self.engine.receive(piece)
+                self._feed(data)
             except self.engine_errors as error:
                 self.fail("protocol_error", str(error))
                 return
@@ -220,17 +220,20 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
                 break
             if self.paused:
                 return
-        self.flushed()
+        if self.finishing:
+            self.finish()
 
-    def flushed(self) -> None:
-        """The engine has nothing left that it may send now."""
+    def finish(self) -> None:
+        """The engine has nothing left that it may send now, and ``finishing`` is not empty."""
 
     def _report_doomed(self) -> None:
         doomed = self.doomed
         self.doomed = []
         for stream in doomed:
             if not stream.closed:
-                self._release(stream)
+                if stream.held:
+                    held, stream.held = stream.held, 0
+                    self.take_back(stream.id, held)
                 self._report_closed(stream, stream.reset_code, False)
 
     # The engine's events that are the same on both sides.
@@ -242,13 +245,16 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
             return
         if self.stalled:
             self.stalled.pop(stream_id, None)
-        if stream.held:
-            self._release(stream)
+        held = stream.held
+        if held:
+            # Its owner acknowledges no more; the connection's window needs these bytes back.
+            stream.held = 0
+            self.take_back(stream_id, held)
         if code and stream.reset_code < 0 and not local:
             self.counters.streams_reset += 1
             self.on_reset_by_peer()
         if not stream.closed:
-            self._report_closed(stream, code, code == REFUSED_STREAM and not local and stream.reset_code < 0)
+            stream.report_closed(code, code == REFUSED_STREAM and not local and stream.reset_code < 0)
         if self.after_stream is not None:
             self.after_stream()
 
@@ -324,13 +330,6 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
             self.engine.acknowledge(n, stream_id)
         except self.engine_errors:
             pass  # the connection is ending
-
-    def _release(self, stream: StreamBase) -> None:
-        """The owner of a finished stream acknowledges no more: do it for the connection's sake."""
-        held = stream.held
-        if held:
-            stream.held = 0
-            self.take_back(stream.id, held)
 
     def _report_closed(self, stream: StreamBase, code: int, unprocessed: bool) -> None:
         try:

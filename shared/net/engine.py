@@ -163,7 +163,7 @@ def make_engine(role: Role, settings: NetSettings) -> Engine:
     Raises ValueError for a name that is not known.
     """
     if settings.engine == "ngh2":
-        from shared.net.ngh2_engine import Ngh2Engine
+        from shared.net.ngh2_engine import ngh2_engine
 
-        return Ngh2Engine(role, settings)
+        return ngh2_engine(role, settings)
     raise ValueError(f"http2_engine {settings.engine!r} is not known; use 'ngh2'")

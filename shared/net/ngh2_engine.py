@@ -33,6 +33,7 @@ from ngh2 import (
 )
 
 from shared.net import engine as seam
+from shared.net.monomorph import own_copies
 from shared.net.settings import NetSettings
 
 _ROUND_ROBIN = Priority(3, True)
@@ -128,6 +129,21 @@ class Ngh2Engine:
     def goaway(self, code: int) -> None:
         """Queue GOAWAY with the last stream id that was seen."""
         self._connection.send_goaway(code)
+
+
+@own_copies("dispatch")
+class _ServerEngine(Ngh2Engine):
+    __slots__ = ()
+
+
+@own_copies("dispatch")
+class _ClientEngine(Ngh2Engine):
+    __slots__ = ()
+
+
+def ngh2_engine(role: seam.Role, settings: NetSettings) -> Ngh2Engine:
+    """An engine for one side; a class each, see monomorph.py."""
+    return _ServerEngine(role, settings) if role == "server" else _ClientEngine(role, settings)
 
 
 def _dispatch_rare(event: object, to: seam.EngineEvents) -> None:

@@ -85,7 +85,7 @@ class Pool(ClientOwner):
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
         self._work = asyncio.Event()  # the keeper should look
-        self._quiet = asyncio.Event()  # a stream ended or a connection went, while closing
+        self._quiet = asyncio.Event()  # a connection went
 
     @property
     def connected(self) -> bool:
@@ -135,7 +135,7 @@ class Pool(ClientOwner):
             self._keeper = None
         for conn in list(self._ready):
             conn.retire("")
-        await self._until(lambda: not self.streams, grace)
+        await self._until(lambda: not self._leaving, grace)
         for conn in list(self._leaving):
             conn.close()
         await self._until(lambda: not self._leaving, self.settings.close_timeout)
@@ -145,8 +145,6 @@ class Pool(ClientOwner):
 
     async def _until(self, done: Callable[[], bool], seconds: float) -> None:
         """Wait for something that a stream's or a connection's end brings about."""
-        for conn in self._leaving:
-            conn.after_stream = self._quiet.set
         try:
             async with asyncio.timeout(seconds):
                 while not done():
@@ -174,7 +172,6 @@ class Pool(ClientOwner):
         """Use it no more, and have it replaced."""
         if conn in self._ready:
             self._ready.remove(conn)
-            conn.after_stream = None
             self._leaving.add(conn)
             if self._flusher.loop.time() - conn.vitals.born >= _STABLE:
                 self._failures = 0

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from shared.errors import Code, LayaError
+from shared.net.align import SURELY_SMALL
 from shared.net.api import CANCEL, NO_ERROR, REFUSED_STREAM, Acceptor, Headers, ServerSink, ServerStream
 from shared.net.budget import Meter
 from shared.net.conn import H2Connection
@@ -14,14 +15,12 @@ from shared.net.counters import NetCounters
 from shared.net.engine import Header, Role
 from shared.net.fields import CheckedHeaders, checked, header_list_size
 from shared.net.flusher import Flusher
+from shared.net.monomorph import own_copies
 from shared.net.settings import NetSettings
-from shared.net.stream import StreamBase
+from shared.net.stream import StreamBase, unheard
 
 _GOODBYE: Final = b"laya-bye"  # payload of the PING between the two GOAWAYs of a graceful end
 _LAST_CALL = 1.0  # the second GOAWAY comes after so many seconds even if that PING is not answered
-# Fields whose sum cannot pass 64 KiB: none is longer than the packet it came in or the 4 KiB compression table.
-_SURELY_SMALL = 13
-_PACKET = 8192
 
 
 class _Nobody(ServerSink):
@@ -45,19 +44,25 @@ class _Nobody(ServerSink):
 _NOBODY = _Nobody()
 
 
+@own_copies("send", "trailers", "consumed", "abort")
 class H2ServerStream(StreamBase, ServerStream):
     """One request and its answer."""
 
-    __slots__ = ("bodyless", "responded", "sink")
+    __slots__ = ("responded", "sink")
 
     conn: H2ServerProtocol
     sink: ServerSink
+    responded: bool
 
     def __init__(self, conn: H2ServerProtocol, stream_id: int, remote_ended: bool) -> None:
-        super().__init__(conn, stream_id, False, remote_ended)
+        self.conn = conn
+        self.id = stream_id
+        self.closed = self.local_ended = self.fair = self.responded = self.bodyless = False
+        self.remote_ended = remote_ended
+        self.queued = self.held = self.taken = 0
+        self.reset_code = -1
         self.sink = _NOBODY
-        self.responded = False
-        self.bodyless = False  # the response headers were the whole answer
+        self.report_sent = unheard
 
     @property
     def peer(self) -> str:
@@ -79,7 +84,8 @@ class H2ServerStream(StreamBase, ServerStream):
         else:
             if end:
                 self.local_ended = self.bodyless = True
-                self.ended()
+                if not self.remote_ended:
+                    self.ended()
         if not conn.touched:
             conn.flusher.touch(conn)
 
@@ -89,20 +95,24 @@ class H2ServerStream(StreamBase, ServerStream):
             self.abort(code)
 
     def ended(self) -> None:
-        """If the request is still open, see that it ends too once the answer has left."""
-        if not self.remote_ended:
-            self.conn.finishing.append(self)
+        """The answer is complete before the request: see that the request ends too, once the answer has left."""
+        self.conn.finishing.append(self)
 
     def report_closed(self, code: int, unprocessed: bool) -> None:
         """Tell the owner; a NO_ERROR that came before our answer was complete counts as a cancel."""
         sink = self.sink
         if not code and not self.local_ended:
             code = CANCEL
-        self.sink = _NOBODY
-        self.over()
+        self.closed = self.local_ended = self.remote_ended = True
+        self.queued = 0
+        self.sink = _NOBODY  # no cycle is left for the collector
+        self.report_sent = unheard
         sink.on_closed(code)
 
 
+@own_copies(
+    "data_received", "flush", "report_sent", "take_back", "on_stream_closed", "_report_closed", "_report_doomed"
+)
 class H2ServerProtocol(H2Connection):
     """One client's connection. Give it a transport by ``connection_made``, also one that is already open."""
 
@@ -115,7 +125,6 @@ class H2ServerProtocol(H2Connection):
         "_most",
         "_on_close",
         "_resets",
-        "finishing",
     )
 
     role: Role = "server"
@@ -138,8 +147,7 @@ class H2ServerProtocol(H2Connection):
         self._leaving_at = 0.0  # when the first GOAWAY went; negative after the second
         self._busy_at = self.heard
         self._busy = 0  # the last stream seen when the clock was looked at
-        self.finishing: list[H2ServerStream] = []  # answers that ended before their requests
-        self._blocked: dict[int, tuple[H2ServerStream, float]] = {}  # of these, those that have not left
+        self._blocked: dict[int, tuple[StreamBase, float]] = {}  # answers that ended early and have not left
         self.counters.connections_accepted += 1
 
     @property
@@ -180,7 +188,7 @@ class H2ServerProtocol(H2Connection):
         stream = H2ServerStream(self, stream_id, end)
         table[stream_id] = stream
         self.counters.streams_accepted += 1
-        if (len(headers) > _SURELY_SMALL or self.read_size > _PACKET) and self._too_large(stream, headers):
+        if (len(headers) > SURELY_SMALL or self.align.wordy) and self._too_large(stream, headers):
             return
         sink = self._accept(stream, CheckedHeaders(headers), end)
         if sink is not None and not stream.closed:
@@ -242,10 +250,8 @@ class H2ServerProtocol(H2Connection):
                 self.finishing.extend(stream for stream, _ in self._blocked.values())
                 self._blocked.clear()
 
-    def flushed(self) -> None:
+    def finish(self) -> None:
         """End the requests whose answers have left in full (RFC 9113, section 8.1)."""
-        if not self.finishing:
-            return
         finishing = self.finishing
         self.finishing = []
         for stream in finishing:

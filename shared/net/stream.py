@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 ACK_LUMP = 8192
 
 
-def _unheard(n: int) -> None:
+def unheard(n: int) -> None:
     """Nobody wants to know what left."""
 
 
 class StreamBase:
-    """State that server and client streams share. Slots are read by the connection."""
+    """State that server and client streams share. Slots are read by the connection, and set by the subclasses."""
 
     __slots__ = (
+        "bodyless",
         "closed",
         "conn",
         "fair",
@@ -41,6 +42,7 @@ class StreamBase:
 
     conn: H2Connection
     id: int
+    bodyless: bool  # the headers were all we sent
     closed: bool  # the owner has been told of the end
     local_ended: bool  # nothing more can be sent: ended, reset or closed
     remote_ended: bool  # the peer's half is over
@@ -50,19 +52,6 @@ class StreamBase:
     fair: bool  # the engine was told to let others in between
     report_sent: Callable[[int], None]  # the owner's ear for bytes that left
     reset_code: int  # code we reset it with, or -1
-
-    def __init__(self, conn: H2Connection, stream_id: int, local_ended: bool, remote_ended: bool) -> None:
-        self.conn = conn
-        self.id = stream_id
-        self.local_ended = local_ended
-        self.remote_ended = remote_ended
-        self.closed = False
-        self.queued = 0
-        self.held = 0
-        self.taken = 0
-        self.report_sent = _unheard
-        self.fair = False
-        self.reset_code = -1
 
     def report_closed(self, code: int, unprocessed: bool) -> None:
         """Tell the owner of the end, once, and let go of it. ``unprocessed``: the peer never saw the request."""
@@ -87,7 +76,8 @@ class StreamBase:
                     self._share()
             if end:
                 self.local_ended = True
-                self.ended()
+                if not self.remote_ended:
+                    self.ended()
         if not conn.touched:
             conn.flusher.touch(conn)
 
@@ -102,7 +92,8 @@ class StreamBase:
         except conn.engine_errors:
             pass  # as in send
         else:
-            self.ended()
+            if not self.remote_ended:
+                self.ended()
         if not conn.touched:
             conn.flusher.touch(conn)
 
@@ -134,14 +125,8 @@ class StreamBase:
         if not conn.touched:
             conn.flusher.touch(conn)
 
-    def over(self) -> None:
-        """Nothing goes in or out any more; forget the owner, so that no cycle is left for the collector."""
-        self.closed = self.local_ended = self.remote_ended = True
-        self.queued = 0
-        self.report_sent = _unheard
-
     def ended(self) -> None:
-        """Our half has just been ended in the engine."""
+        """Our half has just been ended in the engine, before the peer's."""
 
     def _share(self) -> None:
         self.fair = True
