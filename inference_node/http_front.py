@@ -63,7 +63,11 @@ class HttpFront:
         task = asyncio.get_running_loop().create_task(self._serve(exchange), name="http-request")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        exchange.on_abort = task.cancel
+
+        def abort() -> None:
+            task.cancel()
+
+        exchange.on_abort = abort
 
     async def close(self) -> None:
         """Cancel what still runs."""

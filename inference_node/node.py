@@ -1,0 +1,133 @@
+"""The parts of one node and how they hang together."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from inference_node.admission import Admission, AdmissionSettings
+from inference_node.auth import ClusterAuth
+from inference_node.config import is_loopback
+from inference_node.door import Door
+from inference_node.drain import Drainer
+from inference_node.engines.base import Engine, EngineInfo
+from inference_node.http_front import HttpFront
+from inference_node.memory import Ledger
+from inference_node.metrics import NodeMetrics
+from inference_node.node_service import NodeService
+from inference_node.rare import RareBridge, RareServices
+from inference_node.register import Registrar, advertised
+from inference_node.report import Reporter
+from inference_node.routes import routes
+from inference_node.service import InferenceService
+from inference_node.state import NodeState, Serving
+from inference_node.tunnel import OpenAIFront, Tunnel
+from router_node.discovery.registration import valid_node_id
+from shared import ids
+from shared import logging as logs
+from shared.config.schema import Config, ConfigError
+from shared.net.flusher import Flusher
+from shared.net.grpc_server import GrpcServer
+from shared.net.listener import Listener
+from shared.net.settings import Budget, NetSettings
+from shared.net.tls import server_context
+
+# Whoever sends these has shown the cluster token: a router whose own clients cancel in a storm must not be cut off.
+_ROUTER_RESETS = Budget(burst=20_000, rate=5000)
+
+log = logs.get("node")
+
+
+class Node:
+    """Everything in a node but its engine. Build it in a running event loop."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+        server, inference = config.server, config.inference
+        net = replace(NetSettings.from_config(server), resets=_ROUTER_RESETS)
+        flusher = Flusher(loop)
+        self._engine = engine
+        self._clock = loop.time
+        self.state = NodeState(config, inference.node_id)
+        self.reporter = Reporter(self.state, loop.time)
+        self.metrics = NodeMetrics(self.state, self.reporter)
+        self.auth = ClusterAuth(server.cluster_token)
+        self.door = Door(self.state, self.reporter, self.metrics, loop.time)
+        self.drainer = Drainer(self.state, self.door, log)
+        self._bridge = RareBridge(RareServices(self.state), self.auth, net, flusher, log)
+        front = OpenAIFront(self.state, self.door, log)
+        self._http = HttpFront(self.state, front, self.auth, self.metrics, log)
+        self._grpc = GrpcServer(
+            routes(
+                InferenceService(self.state, self.door),
+                Tunnel(front),
+                NodeService(self.state, self.reporter, self.drainer),
+            ),
+            max_message=server.max_body_bytes,
+            body_timeout=server.body_timeout,
+            fallback=self._bridge.accept,
+            check=lambda call: self.auth.check(call.metadata),
+            counters=flusher.counters,
+        )
+        self._listener = Listener(
+            self._grpc.accept,
+            self._http.handle,
+            net,
+            flusher,
+            host=inference.host,
+            port=inference.port,
+            tls=server_context(server.tls) if _wants_tls(config) else None,
+        )
+        self._registrar: Registrar | None = None
+        self._reports: asyncio.Task[None] | None = None
+        self.state.on_change.append(self.reporter.poke)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._listener.address
+
+    async def listen(self) -> None:
+        """Bind the port; requests are refused as NOT_READY until ``serve``. Raises ListenError or ConfigError."""
+        await self._listener.start()
+        state = self.state
+        state.node_id = state.node_id or ids.default_node_id(self._listener.port)
+        if not valid_node_id(state.node_id):
+            raise ConfigError(
+                f"inference.node_id: {state.node_id[:160]!r} must be 1 to 128 letters, digits and . _ : -, "
+                "beginning with a letter or digit"
+            )
+        if state.config.server.redis:
+            where = advertised(state.config, self._listener.address, self._listener.port)
+            self._registrar = Registrar(state, where, log)
+        self._reports = asyncio.get_running_loop().create_task(self.reporter.run(), name="reports")
+
+    def serve(self, info: EngineInfo) -> None:
+        """The engine is up and warm: take requests, and let routers know."""
+        ledger = Ledger(info.kv_blocks, info.kv_block_tokens, info.lookahead_tokens)
+        settings = AdmissionSettings.of(self.state.config.inference, info)
+        admission = Admission(ledger, info, settings, self._clock)
+        admission.on_change = self.reporter.poke
+        self.state.start_serving(Serving(self._engine, info, admission))
+        if self._registrar is not None:
+            self._registrar.start(info.revision)
+        self._bridge.start()
+
+    async def close(self) -> None:
+        """Leave the store, end what runs, close the port. Call it after a drain, so that little runs."""
+        if self._registrar is not None:
+            await self._registrar.close()
+        await self.drainer.close()
+        await self._http.close()
+        await self._grpc.close()
+        await self._listener.close(0.5)
+        await self._bridge.close()
+        if self._reports is not None:
+            self._reports.cancel()
+            await asyncio.gather(self._reports, return_exceptions=True)
+
+
+def _wants_tls(config: Config) -> bool:
+    """TLS beyond loopback wherever a certificate is configured; on loopback only when routers are told to expect it."""
+    node_tls = config.router.node_tls
+    return not is_loopback(config.inference.host) or bool(node_tls.ca_file or node_tls.cert_file)
