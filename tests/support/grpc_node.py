@@ -44,6 +44,7 @@ class GrpcNode(node_pb2_grpc.NodeServicer):
         self.drains: list[node_pb2.DrainRequest] = []
         self.silent = False  # no report is sent and no call is answered
         self.port = 0
+        self.called_with: list[dict[str, str]] = []  # metadata of each Generate
         self.chunks = asyncio.Queue[str]()  # what Generate streams; "" ends it
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -124,5 +125,6 @@ class GrpcNode(node_pb2_grpc.NodeServicer):
         return node_pb2.DrainResponse(draining=not request.undo, running=self.report.running)
 
     async def _generate(self, request: inference_pb2.GenerateRequest, context: Any) -> None:
+        self.called_with.append({key: str(value) for key, value in context.invocation_metadata()})
         while chunk := await self.chunks.get():
             await context.write(inference_pb2.GenerateResponse(text=chunk))

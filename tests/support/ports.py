@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 
 def free_port() -> int:
@@ -21,3 +21,11 @@ async def until(condition: Callable[[], object], what: str, timeout: float = 10.
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
         await asyncio.sleep(0.005)
+
+
+async def eventually(condition: Callable[[], Awaitable[object]], what: str, timeout: float = 10.0) -> None:
+    """As ``until``, for a condition that must be awaited."""
+    deadline = time.monotonic() + timeout
+    while not await condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        await asyncio.sleep(0.02)
