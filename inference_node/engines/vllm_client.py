@@ -1,0 +1,64 @@
+"""vLLM's asynchronous engine with what the node adds to it. Importing this module imports vLLM."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from inference_node.engines.context import first_token
+from inference_node.engines.vllm_stats import StatsCollector
+
+_WHOLE = 1 << 30  # tokens between two outputs: the first one and the last one remain
+
+
+class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
+    """An AsyncLLM that tells the node when work comes, and when a request of the application has its first token.
+
+    ``collector`` is set right after construction, before any request.
+    """
+
+    collector: StatsCollector
+
+    async def add_request(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's; every request of typed service and application passes here."""
+        self.collector.arrived()
+        return await super().add_request(*args, **kwargs)
+
+    def run(self, prompt: Any, params: Any, request_id: str, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """vLLM's own ``generate``, for the typed service, which sees the first token itself."""
+        outputs: AsyncGenerator[Any, None] = super().generate(prompt, params, request_id, **kwargs)
+        return outputs
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """What the application calls: signals the first token; who wants one whole output still gets that."""
+        signal = first_token.get()
+        whole = signal is not None and sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
+        if whole:
+            sampling_params = copy.copy(sampling_params)
+            sampling_params.output_kind = RequestOutputKind.DELTA
+            sampling_params.stream_interval = _WHOLE
+        gathered: Any = None
+        async with aclosing(self.run(prompt, sampling_params, request_id, **kwargs)) as outputs:
+            async for output in outputs:
+                if signal is not None:
+                    signal()
+                    signal = None
+                if not whole:
+                    yield output
+                elif gathered is None:
+                    gathered = output
+                else:
+                    gathered.add(output, aggregate=True)
+        if gathered is not None:
+            gathered.outputs.sort(key=lambda part: part.index)
+            yield gathered
+
+    def __del__(self) -> None:
+        """Nothing: the engine that made this object shuts it down, and the interpreter may be half gone by now."""

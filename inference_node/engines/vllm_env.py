@@ -1,0 +1,221 @@
+"""What vLLM takes from its surroundings: environment variables, cores, memory, and how it may log.
+
+vLLM reads a good part of its settings from the process environment, some of it while it is imported, so the engine
+sets them before its first import. A model on the CPU runs OpenMP threads in the engine core's process; their number
+and places are fixed by that process's environment alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from shared.config.schema import ConfigError, InferenceConfig
+
+MIB = 1 << 20
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit"
+
+# Settings that would open doors the node keeps shut: a second API key, development routes, adapters by name.
+FORBIDDEN = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_CPU_KVCACHE_SPACE")
+
+# Warnings about what this engine does on purpose, or that no user can act on.
+_EXPECTED = (
+    "Enforce eager set",
+    "TORCH_COMPILE_DISABLE is set",
+    "Inductor compilation was disabled",
+    "Triton is not installed",
+    "Model Runner V2 requires Triton",
+    "Reset SSM cache type",
+    "%s is not found in LD_PRELOAD",
+    "OMP_NUM_THREADS=%s is set",
+    "Chat template rejected the request",
+    "Default vLLM sampling parameters have been overridden",
+)
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed runs on the CPU, found without importing it."""
+    for name in ("vllm-cpu", "vllm"):
+        with suppress(metadata.PackageNotFoundError):
+            return name == "vllm-cpu" or "+cpu" in metadata.version(name)
+    return False
+
+
+def node_environment(config: InferenceConfig, *, eager_cpu: bool) -> dict[str, str]:
+    """Variables for this process and all it starts, to be set before vLLM is imported.
+
+    ``eager_cpu``: the model runs on the CPU without compilation, so torch must not compile helpers either (the first
+    request with log-probabilities would wait for a C++ compiler).
+    """
+    values = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+        "VLLM_CONFIGURE_LOGGING": "0",
+        # The node has threads and an event loop: a forked engine core would inherit their locks.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if config.offline or os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        values["HF_HUB_OFFLINE"] = values["TRANSFORMERS_OFFLINE"] = "1"
+    if eager_cpu:
+        values["TORCH_COMPILE_DISABLE"] = "1"
+    for name, value in (("TORCH_CPP_LOG_LEVEL", "ERROR"), ("OMP_NUM_THREADS", "1")):
+        values[name] = os.environ.get(name, value)
+    return values
+
+
+def apply(values: Mapping[str, str]) -> None:
+    """Set the variables in this process and take the forbidden ones out."""
+    os.environ.update(values)
+    for name in FORBIDDEN:
+        os.environ.pop(name, None)
+
+
+def core_environment(cores: Sequence[int]) -> dict[str, str]:
+    """OpenMP's variables for an engine core that computes on these cores, one thread each."""
+    if not cores:
+        return {}
+    places = ",".join(f"{{{core}}}" for core in cores)
+    return {"OMP_NUM_THREADS": str(len(cores)), "OMP_PROC_BIND": "true", "OMP_PLACES": places}
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Cores of a list like "0-3,6", in order. Raises ConfigError for a list that is none."""
+    cores: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise ConfigError(f'inference.cpu_threads: {text!r} is no list of cores; write it like "0-3,6"')
+        first, last = int(low), int(high or low)
+        if last < first or last > 4095:
+            raise ConfigError(f"inference.cpu_threads: {part} is no range of cores from 0 to 4095")
+        cores.update(range(first, last + 1))
+    return tuple(sorted(cores))
+
+
+def compute_cores(cpu_threads: str, allowed: Iterable[int], topology: Path = _TOPOLOGY) -> tuple[int, ...]:
+    """Cores that the model computes on.
+
+    Those of ``cpu_threads``, which must be ``allowed`` to this process (ConfigError). Where it is empty: one logical
+    core of each physical one, less one for everything else, because a computing thread that loses its core to the
+    node's own work stops all the others.
+    """
+    free = sorted(allowed)
+    if cpu_threads:
+        wanted = parse_cores(cpu_threads)
+        missing = [core for core in wanted if core not in free]
+        if missing:
+            raise ConfigError(
+                f"inference.cpu_threads: this process may not use core {missing[0]}; it may use {_ranges(free)}"
+            )
+        return wanted
+    physical = [core for core in free if core == min(_siblings(core, topology).intersection(free))]
+    return tuple(physical[:-1] or physical)
+
+
+def _siblings(core: int, topology: Path) -> set[int]:
+    try:
+        text = (topology / f"cpu{core}" / "topology" / "thread_siblings_list").read_text().strip()
+        return set(parse_cores(text)) | {core}
+    except (OSError, ConfigError):
+        return {core}
+
+
+def _ranges(cores: Sequence[int]) -> str:
+    parts: list[list[int]] = []
+    for core in cores:
+        if parts and parts[-1][1] == core - 1:
+            parts[-1][1] = core
+        else:
+            parts.append([core, core])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def split_cores(cores: Sequence[int], ranks: int) -> str:
+    """The cores as vLLM's own per-rank lists ("0,1|2,3"), or "auto" where each rank would not get one."""
+    if not cores or len(cores) < ranks:
+        return "auto"
+    share = len(cores) // ranks
+    return "|".join(",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(ranks))
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
+    """Bytes that this process may still take: free memory of the machine, or of its cgroup where that is less.
+
+    0 where the system does not say.
+    """
+    free = 0
+    with suppress(OSError, ValueError, IndexError):
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) << 10
+    return min(filter(None, (free, _cgroup_room(cgroup))), default=0)
+
+
+def _cgroup_room(root: Path) -> int | None:
+    """Bytes left under the cgroup's limit, page cache counted as free; None without a limit."""
+    for limit, used, cache in (
+        (root / "memory.max", root / "memory.current", "inactive_file"),
+        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        bound, taken = _number(limit), _number(used)
+        if bound is not None and taken is not None and bound < _UNLIMITED:
+            return max(bound - taken + _stat(used.with_name("memory.stat"), cache), 1)
+    return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _stat(path: Path, name: str) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            if line.startswith(name + " "):
+                return int(line.split()[1])
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogStyle:
+    """How vLLM's messages are written, in this process and in the engine core's; it travels between them."""
+
+    level: int
+    formatter: logging.Formatter | None
+
+    @classmethod
+    def of_this_process(cls) -> LogStyle:
+        """As the node writes its own: the same formatter, and vLLM's INFO only where ours is DEBUG."""
+        handlers = logging.getLogger().handlers
+        verbose = logging.getLogger("laya").isEnabledFor(logging.DEBUG)
+        return cls(logging.INFO if verbose else logging.WARNING, handlers[0].formatter if handlers else None)
+
+    def apply(self) -> None:
+        """Send what vLLM logs in this process to stderr, without the lines that tell nobody anything."""
+        handler = logging.StreamHandler()
+        handler.setFormatter(self.formatter)
+        handler.addFilter(_unexpected)
+        log = logging.getLogger("vllm")
+        log.handlers[:] = [handler]
+        log.propagate = False
+        log.setLevel(self.level)
+        logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _unexpected(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or not str(record.msg).startswith(_EXPECTED)
