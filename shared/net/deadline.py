@@ -28,7 +28,8 @@ class Deadline:
             if self._at <= when:
                 return
             self._handle.cancel()
-        self._arm(when)
+        self._at = when
+        self._handle = self._loop.call_later(seconds, self._fire)
 
     def stop(self) -> None:
         """There will be no limit any more; lets go of the callback."""
@@ -38,18 +39,15 @@ class Deadline:
             self._handle.cancel()
             self._handle = None
 
-    def _arm(self, when: float) -> None:
-        self._at = when
-        self._handle = self._loop.call_at(when, self._fire)
-
     def _fire(self) -> None:
         self._handle = None
         when = self._when
         if when is None:
             return
-        # Event loops round times to a millisecond.
-        if self._loop.time() < when - 0.001:
-            self._arm(when)
+        left = when - self._loop.time()
+        if left > 0.001:  # event loops round times to a millisecond
+            self._at = when
+            self._handle = self._loop.call_later(left, self._fire)
             return
         self._when = None
         self._on_expired()

@@ -32,9 +32,9 @@ class Uploads:
         """The request has begun, or more of its body has come."""
         due = self._due
         due.pop(owner, None)
-        when = due[owner] = self._loop.time() + self._timeout
+        due[owner] = self._loop.time() + self._timeout
         if self._handle is None:
-            self._handle = self._loop.call_at(when, self._fire)
+            self._handle = self._loop.call_later(self._timeout, self._fire)
 
     def end(self, owner: Uploader) -> None:
         """The body is whole, or nobody wants it any more."""
@@ -49,12 +49,11 @@ class Uploads:
 
     def _fire(self) -> None:
         self._handle = None
-        # Event loops round times to a millisecond.
-        now = self._loop.time() + 0.001
+        now = self._loop.time()
         while self._due:
             owner, when = next(iter(self._due.items()))
-            if when > now:
-                self._handle = self._loop.call_at(when, self._fire)
+            if when - now > 0.001:  # event loops round times to a millisecond
+                self._handle = self._loop.call_later(when - now, self._fire)
                 return
             del self._due[owner]
             owner.stalled()

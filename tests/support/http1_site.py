@@ -11,6 +11,7 @@ from shared.net.api import HttpExchange, HttpHandler
 from shared.net.flusher import Flusher
 from shared.net.http1 import Http1Protocol
 from shared.net.settings import NetSettings
+from tests.support.h2_rig import ManualLoop, Wire
 from tests.support.web import until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -76,3 +77,51 @@ async def site(handler: HttpHandler | None = None, **changes: object) -> AsyncIt
 
 def echo(exchange: HttpExchange) -> None:
     exchange.respond(200, [(b"x-target", exchange.target)], exchange.body)
+
+
+class OneWay(Wire):
+    """A transport in memory that can also end its own half and stop reading."""
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Nothing more will be written."""
+
+    def pause_reading(self) -> None:
+        """The test goes on sending all the same."""
+
+    def resume_reading(self) -> None:
+        """As before."""
+
+
+class Bench:
+    """A connection in memory, with a clock that the test moves."""
+
+    def __init__(self, handler: HttpHandler, **changes: object) -> None:
+        self.handler = handler
+        self.exchanges: list[HttpExchange] = []
+        self.loop = ManualLoop()
+        self.flusher = Flusher(self.loop)  # type: ignore[arg-type]
+        self.lost = False
+        settings = replace(NetSettings(), **changes)  # type: ignore[arg-type]
+        self.protocol = Http1Protocol(self._handle, settings, self.flusher, self._closed)
+        self.wire = OneWay(self.loop)
+        self.wire.attach(self.protocol)
+        self.reasons = self.flusher.counters.reasons
+
+    def _handle(self, exchange: HttpExchange) -> None:
+        self.exchanges.append(exchange)
+        self.handler(exchange)
+
+    def _closed(self, _: Http1Protocol) -> None:
+        self.lost = True
+
+    def say(self, data: bytes) -> None:
+        """Bytes from the client; dropped when the connection is closed."""
+        if not self.wire.closing:
+            self.protocol.data_received(data)
+
+    def hear(self) -> bytes:
+        """What was written since the last look."""
+        return self.wire.take()

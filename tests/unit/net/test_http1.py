@@ -7,19 +7,14 @@ import itertools
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import replace
-from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.net.api import HttpExchange
-from shared.net.flusher import Flusher
-from shared.net.http1 import Http1Protocol
 from shared.net.http1_response import CONTINUE
-from shared.net.settings import NetSettings
-from tests.support.http1_site import GET, echo, post, site
+from tests.support.http1_site import GET, Bench, echo, post, site
 from tests.support.web import RawClient, until
 
 
@@ -76,52 +71,59 @@ async def test_a_refused_client_that_stays_is_closed():
         await until(lambda: served.open == 0)
 
 
-async def test_time_limits_on_headers_bodies_and_idleness():
-    async with site(echo, header_timeout=0.1, body_timeout=0.15, idle_timeout=0.3) as served:
-        async with await RawClient.open(served.port) as client:
-            client.send(b"GET / HTTP/1.1\r\nHo")
-            answer = await client.answer()
-            assert (answer.status, json.loads(answer.body)["error"]["type"]) == (408, "timeout_error")
-        async with await RawClient.open(served.port) as client:
-            client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
-            assert (await client.answer()).status == 408
-        async with await RawClient.open(served.port) as client:
-            assert await client.rest() == b""
-        async with await RawClient.open(served.port) as client:
-            client.send(GET)
-            await client.answer()
-            assert await client.rest() == b""
-        assert served.reasons() == {"http_header_timeout": 1, "http_body_timeout": 1, "http_idle": 2}
+def test_a_head_must_be_whole_in_time_however_steadily_it_drips():
+    bench = Bench(echo, header_timeout=10)
+    for byte in GET[:10]:
+        bench.say(bytes((byte,)))
+        bench.loop.advance(0.9)
+    assert bench.hear() == b""
+    bench.loop.advance(1.1)
+    heard = bench.hear()
+    assert heard.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b'"type":"timeout_error"' in heard
+    bench.loop.advance(60)
+    assert bench.lost
+    assert bench.reasons == {"http_header_timeout": 1}
 
 
-async def test_a_slow_but_steady_body_is_no_timeout_and_a_slow_head_is():
-    async with site(echo, header_timeout=0.2, body_timeout=0.2) as served:
-        async with await RawClient.open(served.port) as client:
-            client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n")
-            for _ in range(8):
-                await asyncio.sleep(0.06)
-                client.send(b"x")
-            assert (await client.answer()).body == b"x" * 8
-        async with await RawClient.open(served.port) as client:
-            slow = asyncio.create_task(client.answer())
-            for byte in b"GET / HTTP/1.1":
-                if slow.done():
-                    break
-                client.send(bytes((byte,)))
-                await asyncio.sleep(0.04)
-            assert (await slow).status == 408
+def test_a_body_may_be_slow_but_not_pause():
+    bench = Bench(echo, body_timeout=10)
+    bench.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n")
+    for _ in range(7):
+        bench.loop.advance(9)
+        bench.say(b"x")
+    bench.loop.advance(9)
+    assert bench.hear() == b""
+    bench.say(b"x")
+    assert bench.hear().startswith(b"HTTP/1.1 200 OK\r\n")
+    bench.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n")
+    bench.loop.advance(11)
+    assert bench.hear().startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert bench.reasons == {"http_body_timeout": 1}
 
 
-async def test_a_running_answer_has_no_time_limit():
-    async with (
-        site(idle_timeout=0.05, header_timeout=0.05, body_timeout=0.05) as served,
-        await RawClient.open(served.port) as client,
-    ):
-        client.send(GET)
-        exchange = await served.nth(1)
-        await asyncio.sleep(0.2)
-        exchange.respond(200, [], b"late")
-        assert (await client.answer()).body == b"late"
+def test_an_idle_connection_is_closed_without_a_word():
+    bench = Bench(echo, idle_timeout=300, header_timeout=10)
+    for _ in range(3):
+        bench.loop.advance(290)
+        bench.say(GET)
+        assert bench.hear().startswith(b"HTTP/1.1 200 OK\r\n")
+    bench.loop.advance(299)
+    bench.say(b"\r\n")
+    assert not bench.wire.closing
+    bench.loop.advance(2)
+    assert bench.lost
+    assert bench.hear() == b""
+    assert bench.reasons == {"http_idle": 1}
+
+
+def test_a_running_answer_has_no_time_limit():
+    bench = Bench(lambda exchange: None, idle_timeout=10, header_timeout=10, body_timeout=10)
+    bench.say(GET)
+    bench.loop.advance(3600)
+    assert not bench.wire.closing
+    bench.exchanges[0].respond(200, [], b"late")
+    assert bench.hear().endswith(b"late")
 
 
 @pytest.mark.parametrize("when", ["waiting", "streaming", "reset"])
@@ -283,52 +285,13 @@ async def test_a_request_cut_anywhere_gives_the_same_answer():
             assert answer.body == b"abcde"
 
 
-class MemoryTransport:
-    """Keeps what is written, and whether the connection was closed."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def write_eof(self) -> None:
-        """Nothing follows."""
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        """Never full."""
-
-
 def talk(chunks: list[bytes]) -> tuple[list[bytes], bool]:
     """What a connection answers to the chunks, but for 100 Continue and dates, and whether it ends."""
-    loop = asyncio.new_event_loop()
-    try:
-        transport = MemoryTransport()
-        flusher = Flusher(loop)
-        protocol = Http1Protocol(echo, replace(NetSettings(), max_body_bytes=30), flusher)
-        protocol.connection_made(cast(asyncio.Transport, transport))
-        for chunk in chunks:
-            protocol.data_received(chunk)
-        protocol.connection_lost(None)
-        lines = transport.written.replace(CONTINUE, b"").split(b"\r\n")
-        return [line for line in lines if not line.startswith(b"date: ")], bool(flusher.counters.reasons)
-    finally:
-        loop.close()
+    bench = Bench(echo, max_body_bytes=30)
+    for chunk in chunks:
+        bench.say(chunk)
+    lines = bench.hear().replace(CONTINUE, b"").split(b"\r\n")
+    return [line for line in lines if not line.startswith(b"date: ")], bench.wire.closing
 
 
 TALK = st.one_of(

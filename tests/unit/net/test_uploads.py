@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from shared.net.uploads import Uploads
-from tests.support.web import until
+from tests.support.h2_rig import ManualLoop
 
 
 class Body:
@@ -16,27 +14,35 @@ class Body:
         self.stalls += 1
 
 
-async def test_only_those_that_pause_too_long_are_told_and_once():
-    uploads = Uploads(asyncio.get_running_loop(), 0.1)
+def make() -> tuple[ManualLoop, Uploads]:
+    loop = ManualLoop()
+    return loop, Uploads(loop, 10.0)  # type: ignore[arg-type]
+
+
+def test_only_those_that_pause_too_long_are_told_and_once():
+    loop, uploads = make()
     silent, steady, whole = Body(), Body(), Body()
     for body in (silent, steady, whole):
         uploads.progress(body)
     uploads.end(whole)
     for _ in range(10):
-        await asyncio.sleep(0.03)
+        loop.advance(3)
         uploads.progress(steady)
     assert (silent.stalls, steady.stalls, whole.stalls) == (1, 0, 0)
     assert len(uploads) == 1
-    await until(lambda: steady.stalls == 1)
-    assert len(uploads) == 0
+    loop.advance(9.9)
+    assert steady.stalls == 0
+    loop.advance(0.2)
+    assert (steady.stalls, len(uploads)) == (1, 0)
     uploads.progress(silent)
-    await until(lambda: silent.stalls == 2)
+    loop.advance(11)
+    assert silent.stalls == 2
 
 
-async def test_closing_forgets_everybody():
-    uploads = Uploads(asyncio.get_running_loop(), 0.02)
+def test_closing_forgets_everybody():
+    loop, uploads = make()
     body = Body()
     uploads.progress(body)
     uploads.close()
-    await asyncio.sleep(0.05)
+    loop.advance(20)
     assert (body.stalls, len(uploads)) == (0, 0)
