@@ -11,7 +11,7 @@ import msgspec
 
 from router_node.gateway.http_relay import HttpRelay, TunnelCall
 from router_node.gateway.reply import JSON, Cors, error_reply
-from router_node.gateway.tunnel import header_fields, put_varint, request_message, request_opening
+from router_node.gateway.tunnel import header_fields, request_message, request_opening
 from router_node.relay import fields as routing
 from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
@@ -39,7 +39,6 @@ TUNNELLED: Final = (
 MODELS: Final = b"/v1/models"
 _GET: Final = (b"GET", b"HEAD")
 _MAX_TARGET: Final = 4096  # bytes
-_TRACE: Final = (names.TRACEPARENT, names.TRACESTATE)
 _CONTENT_TYPE: Final = header_fields([JSON])
 _OTHER: Final = "other"
 
@@ -57,13 +56,13 @@ class _Route:
 class Gateway:
     """The handler of HTTP requests on the public port. ``ready`` says whether some node can serve."""
 
-    __slots__ = ("_cards", "_cards_of", "_core", "_cors", "_extra", "_ready", "_routes")
+    __slots__ = ("_cards", "_cards_of", "_core", "_cors", "_forward", "_ready", "_routes")
 
     def __init__(self, core: RelayCore, ready: Callable[[], bool]) -> None:
         self._core = core
         self._ready = ready
         self._cors = Cors(core.settings.cors_origins)
-        self._extra = core.settings.forward_metadata
+        self._forward = (names.TRACEPARENT, names.TRACESTATE, *sorted(core.settings.forward_metadata))
         self._routes = {path: _Route(path) for path in TUNNELLED}
         self._cards: dict[str, bytes] = {}
         self._cards_of = b""
@@ -135,14 +134,8 @@ class Gateway:
         opening = route.opening
         if len(exchange.target) != len(route.label):
             opening = request_opening(b"POST", exchange.target)
-        passed = _CONTENT_TYPE + _id_field(account.request_id)
-        forward: Headers = []
-        if names.TRACEPARENT in headers:
-            forward = [(name, headers[name]) for name in _TRACE if name in headers]
-            passed += header_fields(forward)
-        if self._extra:
-            passed += header_fields([(name, headers[name]) for name in self._extra if name in headers])
-        message = request_message(opening, passed, body)
+        message = request_message(opening, _CONTENT_TYPE, body)
+        forward: Headers = [(name, headers[name]) for name in self._forward if name in headers]
         HttpRelay(TunnelCall(account, exchange, fields, message, forward, extra)).begin(since)
 
     # Answered here.
@@ -237,13 +230,5 @@ def _routing_fields(headers: dict[bytes, bytes]) -> routing.Fields:
     priority = headers.get(names.PRIORITY)
     if priority is not None:
         out.priority = routing.priority(priority, "laya-priority")
+        out.named = True
     return out
-
-
-def _id_field(request_id: bytes) -> bytes:
-    """``x-request-id`` as a header of the message; written out since every request has one."""
-    size = len(request_id)
-    if size < 0x70:
-        return b"\x1a%c\x0a\x0cx-request-id\x12%c%b" % (size + 16, size, request_id)
-    field = b"\x0a\x0cx-request-id\x12" + put_varint(size) + request_id
-    return b"\x1a" + put_varint(len(field)) + field

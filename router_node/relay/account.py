@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from router_node.dispatch import Ask, Reservation, Ticket
+from router_node.dispatch import Reservation, Ticket
 from router_node.relay.fields import Fields
 from shared.errors import Code, LayaError, invalid
 
@@ -84,25 +84,21 @@ class Account:
 
         ``deadline`` is in loop time. Raises LayaError when no node can ever take the request.
         """
+        if not fields.model:
+            fields.model = self.core.only_model()
+        self.model = fields.model
+        fields.deadline = deadline
         caller = self.caller
-        model = fields.model or self.core.only_model()
-        asked = fields.priority or 0
-        best = caller.best_priority if caller is not None else 0
-        self.model = model
-        ask = Ask(
-            model,
-            session=fields.session,
-            tenant=caller.tenant if caller is not None else "",
-            priority=asked if asked > best else best,
-            prompt_tokens=fields.prompt_tokens or 0,
-            prompt_bytes=fields.prompt_bytes,
-            max_new_tokens=fields.max_tokens or 0,
-            n=fields.n,
-            exact=fields.exact,
-            prefix=fields.prefix,
-            deadline=deadline,
-        )
-        return self._take(self.core.dispatcher.submit(ask, on_grant, on_refuse))
+        if caller is not None:
+            fields.tenant = caller.tenant
+            if fields.priority < caller.best_priority:
+                fields.priority = caller.best_priority
+        outcome = self.core.dispatcher.submit(fields, on_grant, on_refuse)
+        if isinstance(outcome, Ticket):
+            self.ticket = outcome
+            return None
+        self.granted(outcome)
+        return outcome
 
     def wait_again(
         self, on_grant: Callable[[Reservation], None], on_refuse: Callable[[LayaError], None]
@@ -111,9 +107,7 @@ class Account:
         ask = self.reservation.ask if self.reservation is not None else None
         if ask is None:
             raise invalid("The request was not dispatched before.")
-        return self._take(self.core.dispatcher.submit(ask, on_grant, on_refuse))
-
-    def _take(self, outcome: Reservation | Ticket) -> Reservation | None:
+        outcome = self.core.dispatcher.submit(ask, on_grant, on_refuse)
         if isinstance(outcome, Ticket):
             self.ticket = outcome
             return None

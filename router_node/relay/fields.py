@@ -10,6 +10,7 @@ import binascii
 import struct
 from typing import Final
 
+from router_node.dispatch import Ask
 from shared import headers as names
 from shared.errors import LayaError, invalid
 
@@ -20,63 +21,48 @@ MAX_TOKENS: Final = 2**31 - 1
 _INT32: Final = 2**31
 
 
-class Fields:
-    """Where a request wants to go and what it will cost, as far as it is known.
+class Fields(Ask):
+    """Where a request wants to go and what it will cost: an Ask while it is being found out.
 
-    ``max_tokens`` counts all n completions; None means that the node's default applies. ``n`` is 0 and
-    ``prompt_tokens`` None where they are not known; ``exact`` says that ``prompt_tokens`` is no estimate. ``priority``
-    is None where nobody named one. ``complete`` says that the message itself need not be read.
+    ``complete`` says that the message itself need not be read, ``named`` that somebody named a priority. Until the
+    caller is known, ``priority`` is what was asked for.
     """
 
-    __slots__ = (
-        "complete",
-        "exact",
-        "max_tokens",
-        "model",
-        "n",
-        "prefix",
-        "priority",
-        "prompt_bytes",
-        "prompt_tokens",
-        "session",
-    )
+    __slots__ = ("complete", "named")
 
     def __init__(self) -> None:
-        self.model = ""
+        # Written out rather than by super(): one is made for every request.
+        self.model = self.tenant = ""
         self.session = b""
-        self.prompt_tokens: int | None = None
-        self.prompt_bytes = 0
-        self.exact = False
-        self.n = 0
-        self.max_tokens: int | None = None
-        self.prefix: tuple[int, ...] = ()
-        self.priority: int | None = None
-        self.complete = False
+        self.priority = self.prompt_tokens = self.prompt_bytes = self.max_new_tokens = self.n = 0
+        self.exact = self.complete = self.named = False
+        self.prefix = ()
+        self.arrived = 0.0
+        self.deadline = None
 
 
 def from_metadata(metadata: dict[bytes, bytes]) -> Fields:
     """Read the ``laya-*`` names that clients set. Raises LayaError INVALID_ARGUMENT for a malformed value."""
     out = Fields()
     get = metadata.get
-    value = get(names.MODEL)
-    if value is not None:
-        out.model = model(value, "laya-model")
-    value = get(names.PROMPT_TOKENS)
-    if value is not None:
-        out.prompt_tokens = count(value, "laya-prompt-tokens", 0)
-    value = get(names.MAX_TOKENS)
-    if value is not None:
-        out.max_tokens = count(value, "laya-max-tokens", 1)
+    named, prompt, limit = get(names.MODEL), get(names.PROMPT_TOKENS), get(names.MAX_TOKENS)
+    if named is not None:
+        out.model = model(named, "laya-model")
+    if prompt is not None:
+        out.prompt_tokens = count(prompt, "laya-prompt-tokens", 0)
+    if limit is not None:
+        out.max_new_tokens = count(limit, "laya-max-tokens", 1)
+        out.complete = bool(named) and prompt is not None
     value = get(names.SESSION)
     if value is not None:
         out.session = session(value, "laya-session")
     value = get(names.PRIORITY)
     if value is not None:
         out.priority = priority(value, "laya-priority")
+        out.named = True
     value = get(names.PREFIX)
     if value:
         out.prefix = prefixes(value)
-    out.complete = bool(out.model) and out.prompt_tokens is not None and out.max_tokens is not None
     return out
 
 

@@ -70,9 +70,9 @@ def merge_scan(found: scan.Scan, into: Fields, settings: RelaySettings, sampling
     if not into.model:
         into.model = model(found.model, "model")
     into.n = n or 1
-    if into.max_tokens is None and limit is not None:
-        into.max_tokens = limit * into.n
-    if into.priority is None:
+    if not into.max_new_tokens and limit is not None:
+        into.max_new_tokens = limit * into.n
+    if not into.named:
         into.priority = found.priority
     if found.token_ids is not None:
         into.prompt_tokens = found.token_ids
@@ -88,9 +88,9 @@ def merge_peek(found: Wanted, into: Fields) -> None:
     if not into.model:
         into.model = found.model
     into.n = found.n
-    if into.max_tokens is None and found.max_tokens is not None:
-        into.max_tokens = found.max_tokens * found.n
-    if into.priority is None:
+    if not into.max_new_tokens and found.max_tokens is not None:
+        into.max_new_tokens = found.max_tokens * found.n
+    if not into.named and found.priority is not None:
         into.priority = found.priority
     into.prompt_bytes = found.prompt_bytes
     if not into.prefix and found.prompt_bytes >= HASH_FROM:
@@ -103,8 +103,8 @@ def check_caps(fields: Fields, settings: RelaySettings) -> None:
     Raises LayaError INVALID_ARGUMENT. The node holds each of the two to its cap.
     """
     most = settings.max_n * settings.max_max_tokens
-    if fields.max_tokens is not None and fields.max_tokens > most:
-        raise invalid(f"laya-max-tokens is {fields.max_tokens}: at most {most} are allowed.", "laya-max-tokens")
+    if fields.max_new_tokens > most:
+        raise invalid(f"laya-max-tokens is {fields.max_new_tokens}: at most {most} are allowed.", "laya-max-tokens")
 
 
 METHODS: Final[dict[bytes, Method]] = {

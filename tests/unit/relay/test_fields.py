@@ -23,9 +23,9 @@ def test_the_sdk_s_metadata_makes_reading_the_message_needless():
         }
     )
     assert found.complete
-    assert (found.model, found.session, found.prompt_tokens, found.max_tokens) == ("smollm2", b"chat-7", 120, 64)
+    assert (found.model, found.session, found.prompt_tokens, found.max_new_tokens) == ("smollm2", b"chat-7", 120, 64)
     assert found.prefix == (255, 2**64 - 1)
-    assert found.priority == -3
+    assert found.named and found.priority == -3
 
 
 @pytest.mark.parametrize("left_out", [names.MODEL, names.PROMPT_TOKENS, names.MAX_TOKENS])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router_node.relay import scan, wire
@@ -157,7 +157,7 @@ SCANS = [
 
 @pytest.mark.parametrize(("read", "kind", "source"), SCANS)
 def test_a_mutated_message_is_refused_only_where_protobuf_refuses_it(read, kind, source):
-    @settings(max_examples=300)
+    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(source, st.data())
     def check(request: Any, data: st.DataObject) -> None:
         raw = bytearray(request.SerializeToString())
