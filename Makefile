@@ -14,7 +14,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 ACCEL := $(if $(filter setup up test lint bench proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
-RUN_LISTS := requirements/base.txt requirements/$(ACCEL).txt requirements/ngh2.txt
+RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/ngh2.txt
 DEV_LISTS := requirements/dev.txt
 # A stamp is named after what it installed, so a clone, a checkout or a touch never installs in vain.
 hash = $(shell cat $(1) | sha256sum | cut -c1-16)
@@ -87,7 +87,7 @@ define install
 	$(PIP) --progress-bar off $(1) 2>&1 | tee $(VENV)/install.log \
 	| awk -v tty="$$(test -t 2 && echo 1)" '!tty { next } /^ *(Collecting|Processing)/ { line = ++n " packages: " $$2 } \
 	/^Installing/ { line = "unpacking " n " packages" } { printf "\r\033[K  %s", line; fflush() } END { if (tty) printf "\r\033[K" }' \
-	|| { grep -E '^(ERROR|error)' $(VENV)/install.log >&2 || tail -n 20 $(VENV)/install.log >&2; false; }
+	|| { grep -E '^(ERROR|error)' $(VENV)/install.log | cut -c1-160 >&2 || tail -n 20 $(VENV)/install.log >&2; false; }
 endef
 
 define explain
