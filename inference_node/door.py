@@ -24,7 +24,7 @@ class Door:
     __slots__ = ("_metrics", "clock", "reporter", "state", "visits")
 
     def __init__(self, state: NodeState, reporter: Reporter, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
-        """``clock`` is the running loop's time."""
+        """``clock`` is in seconds and fine enough to time a request (an event loop's own may tick in milliseconds)."""
         self.state = state
         self.reporter = reporter
         self.clock = clock

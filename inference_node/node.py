@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from inference_node.admission import Admission, AdmissionSettings
@@ -52,7 +53,7 @@ class Node:
         self.reporter = Reporter(self.state, loop.time)
         self.metrics = NodeMetrics(self.state, self.reporter)
         self.auth = ClusterAuth(server.cluster_token)
-        self.door = Door(self.state, self.reporter, self.metrics, loop.time)
+        self.door = Door(self.state, self.reporter, self.metrics, time.monotonic)
         self.drainer = Drainer(self.state, self.door, log)
         self._bridge = RareBridge(RareServices(self.state), self.auth, net, flusher, log)
         front = OpenAIFront(self.state, self.door, log)

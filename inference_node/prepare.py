@@ -192,4 +192,4 @@ def _check_length(text: str, info: EngineInfo, name: str) -> None:
 def refused(error: BadRequest) -> LayaError:
     """INVALID_ARGUMENT for what an engine or a check says of a request."""
     text = str(error)
-    return invalid(text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else "."), error.param)
+    return invalid(text if text.endswith((".", "!", "?")) else f"{text}.", error.param)

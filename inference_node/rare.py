@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from inference_node.auth import ClusterAuth
 from inference_node.state import NodeState
@@ -27,9 +27,10 @@ from shared.net.splice import Splice
 if TYPE_CHECKING:
     import grpc.aio
 
+    from inference_node.health import HealthService
+
 HEALTH: Final = b"/grpc.health.v1.Health/"
 REFLECTION: Final = b"/grpc.reflection."
-READINESS: Final = "laya.v1.Inference"
 MAX_WAITING = 256  # calls that may wait for the library to load
 START_TIME = 10.0  # seconds that they wait
 
@@ -52,7 +53,7 @@ class RareServices:
         self._state = state
         self._folder = tempfile.TemporaryDirectory(prefix="laya-node-", ignore_cleanup_errors=True)
         self._server: grpc.aio.Server | None = None
-        self._health: Any = None
+        self._health: HealthService | None = None
         self._changed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self.address = f"unix:{self._folder.name}/rare.sock"
@@ -65,11 +66,12 @@ class RareServices:
         from grpc_health.v1 import health, health_pb2_grpc
         from grpc_reflection.v1alpha import reflection
 
+        from inference_node.health import HealthService
         from shared.pb.laya.v1 import inference_pb2, node_pb2, openai_pb2
 
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = told = HealthService(self._state)
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=256)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(told, server)
         services = [
             service.full_name
             for module in (inference_pb2, node_pb2, openai_pb2)
@@ -78,10 +80,10 @@ class RareServices:
         services += [health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(services, server)
         server.add_insecure_port(self.address)
-        await self._tell()
+        await told.tell()
         await server.start()
         self._server = server
-        self._follower = asyncio.get_running_loop().create_task(self._follow(), name="node-health")
+        self._follower = asyncio.get_running_loop().create_task(self._follow(told), name="node-health")
 
     async def close(self) -> None:
         """Say NOT_SERVING, stop, and remove the socket."""
@@ -90,23 +92,17 @@ class RareServices:
                 self._follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._follower
-            if self._server is not None:
+            if self._server is not None and self._health is not None:
                 await self._health.enter_graceful_shutdown()
                 await self._server.stop(0.2)
         finally:
             self._folder.cleanup()
 
-    async def _follow(self) -> None:
+    async def _follow(self, told: HealthService) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._tell()
-
-    async def _tell(self) -> None:
-        from grpc_health.v1 import health_pb2
-
-        status = health_pb2.HealthCheckResponse
-        await self._health.set(READINESS, status.SERVING if self._state.ready else status.NOT_SERVING)
+            await told.tell()
 
 
 class RareBridge:
