@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -33,6 +34,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         for warning in options.warnings:
             logs.event(log, logging.WARNING, "exposed", detail=warning)
         if options.config.router.workers > 1:
+            # A supervisor starts processes while gRPC runs in it. Its fork handlers could stop its own threads in
+            # the middle of a call; a child that only executes another program needs none. Read when grpc is imported.
+            os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
             from router_node.supervisor import supervise
 
             return uvloop.run(supervise(options))

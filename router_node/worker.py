@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -67,6 +68,8 @@ async def work(sock: socket.socket) -> int:
         server = msgspec.structs.replace(start.config.server, port=start.port)
         config = msgspec.structs.replace(start.config, server=server)
         logs.setup(server.log_level, server.log_format)
+        if server.log_level != "debug":
+            logging.getLogger("laya.discovery").setLevel(logging.CRITICAL)  # the supervisor tells of nodes, once
 
         sources = {name: RelayedSource(name) for name in start.sources}
         nodes = NodeSide(config, list(sources.values()), start.worker)

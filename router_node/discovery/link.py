@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -17,10 +18,13 @@ from router_node.discovery.backoff import Backoff
 from router_node.discovery.states import State
 from shared import headers
 from shared.errors import Code, LayaError
+from shared.logging import event, get
 from shared.net.grpc_client import stream, unary
 from shared.net.pool import Pool
 from shared.pb.laya.v1 import node_pb2
 from shared.version import PROTOCOL
+
+log = get("discovery.link")
 
 CALL_TIMEOUT: Final = 3.0  # Describe, and the first report of a watch, in seconds
 SILENCE: Final = 5.0  # a node reports each second; after this the watch is opened anew
@@ -105,13 +109,11 @@ class Link:
 
     async def close(self, grace: float = 0.0) -> None:
         """Let requests in flight finish for up to ``grace`` seconds, then close everything."""
-        try:
-            await self.pool.close(grace)
-        finally:
-            if self._task is not None:
-                self._task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._task
+        # The watch is a stream in flight like any other; it must not be what the pool waits for.
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.pool.close(grace)
 
     async def drain(self, grace_seconds: float, undo: bool) -> node_pb2.DrainResponse:
         """Ask the node to drain, or to take requests again. Raises LayaError."""
@@ -144,6 +146,8 @@ class Link:
                 self._failed(error)
             except TimeoutError:
                 pass  # a silent watch: describing the node again shows whether it is alive
+            except Exception as error:  # ours, not the node's; the link must outlive it
+                event(log, logging.ERROR, "link_failed", exc_info=error, address=self.address)
             await asyncio.sleep(backoff.next())
 
     async def _talk(self, backoff: Backoff) -> None:

@@ -194,7 +194,7 @@ class Membership(LinkOwner):
         if entry is None or entry.link is not link:
             return "the node has left"
         node_id = what.node_id
-        why = entry.refusal(what) or self._taken(link, node_id)
+        why = entry.refusal(what) or self._taken(link, node_id, what.boot_id)
         if why:
             self._disown(link)
             return why
@@ -207,13 +207,15 @@ class Membership(LinkOwner):
         self._dispatcher.on_watch_reset(node_id)
         return ""
 
-    def _taken(self, link: Link, node_id: str) -> str:
+    def _taken(self, link: Link, node_id: str, boot_id: str) -> str:
         """Why another link keeps the node's id, or "". One that is dark, draining or unnamed gives it up."""
         other = self._owners.get(node_id)
         if other is None or other is link:
             return ""
         entry = self._entries.get(other.address)
         if entry is not None and entry.sources and other.connected and other.state != "draining":
+            if other.what is not None and other.what.boot_id == boot_id:
+                return f"this is node {node_id}, which is linked at {other.address} already"
             return f"node id {node_id} is already in use at {other.address}; give each node an id of its own"
         self._disown(other)
         return ""

@@ -108,6 +108,9 @@ class RedisSource(Source):
                 try:
                     async with asyncio.timeout(_READ_DEADLINE):
                         view = await self._read(client)
+                    if view != self._view:
+                        publish(view)
+                        self._view = view
                 except Exception as error:  # whatever it is, the last view stays and it is tried again
                     self._failed(error)
                     await _discard(client)
@@ -116,9 +119,6 @@ class RedisSource(Source):
                     continue
                 backoff.reset()
                 self._succeeded()
-                if view != self._view:
-                    self._view = view
-                    publish(view)
                 await self._pause()
         finally:
             await _discard(client)

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 import pytest
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from shared.pb.laya.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+from tests.support.grpc_errors import END, reason
 from tests.support.ports import eventually, until
 from tests.support.router import RouterWorld
 
@@ -31,15 +31,6 @@ async def world() -> AsyncIterator[RouterWorld]:
         yield world
     finally:
         await world.close()
-
-
-def reason(error: grpc.aio.AioRpcError) -> str:
-    status = status_pb2.Status()
-    details = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
-    status.ParseFromString(details if isinstance(details, bytes) else details.encode())
-    info = error_details_pb2.ErrorInfo()
-    assert status.details[0].Unpack(info)
-    return str(info.reason)
 
 
 async def test_list_nodes_shows_what_the_router_thinks_of_each(world: RouterWorld) -> None:
@@ -140,7 +131,7 @@ async def test_a_draining_router_says_not_serving_first(world: RouterWorld) -> N
     node.chunks.put_nowait("two")
     assert (await call.read()).text == "two"
     node.chunks.put_nowait("")
-    assert await call.read() is grpc.aio.EOF
+    assert await call.read() is END
     assert await call.code() is grpc.StatusCode.OK
     assert await asyncio.to_thread(router.proc.popen.wait, 10) == 0
 

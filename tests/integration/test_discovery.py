@@ -255,11 +255,19 @@ async def test_two_nodes_with_one_id_are_not_both_used(world: World) -> None:
     first = await world.node("n1")
     side = await world.router("--node", first.address)
     await until(is_ready(side, "n1"), "the first node is ready")
-    second = await world.node("n1")
+    second = await world.node("n1", boot_id="b2")
     other = await world.router("--node", first.address, "--node", second.address)
     await until(lambda: sorted(link.state for link in links(other)) == ["mismatch", "ready"], "one of them is refused")
     refused_link = next(link for link in links(other) if link.state == "mismatch")
     assert "already in use" in refused_link.detail
+
+
+async def test_a_node_with_two_addresses_is_used_through_one(world: World) -> None:
+    node = await world.node()
+    side = await world.router("--node", node.address, "--node", f"localhost:{node.port}")
+    await until(lambda: sorted(link.state for link in links(side)) == ["mismatch", "ready"], "one of them is enough")
+    assert len(side.dispatcher.nodes()) == 1
+    assert "linked at" in next(link.detail for link in links(side) if link.state == "mismatch")
 
 
 async def test_a_node_that_moves_is_followed_and_its_streams_finish(world: World, valkey: Valkey) -> None:

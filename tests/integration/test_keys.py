@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router_node.middleware.keys import KeyStore
 from shared.pb.laya.v1 import inference_pb2
+from tests.support.grpc_errors import reason
 from tests.support.ports import eventually
 from tests.support.router import Router, RouterWorld
 
@@ -47,11 +47,7 @@ async def refusal(router: Router, key: str | None) -> str:
     error = caught.value
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
     assert key is None or key not in str(error)
-    raw = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
-    status = status_pb2.Status.FromString(raw if isinstance(raw, bytes) else raw.encode())
-    info = error_details_pb2.ErrorInfo()
-    assert status.details[0].Unpack(info) and info.domain == "laya"
-    return str(info.reason)
+    return reason(error)
 
 
 async def test_only_those_with_a_key_are_answered(world: RouterWorld, store: KeyStore) -> None:

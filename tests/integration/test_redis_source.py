@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
+from router_node.discovery import redis_source
 from router_node.discovery.base import Candidate, Snapshot
 from router_node.discovery.redis_source import RedisSource
 from router_node.discovery.registration import Registration, events_channel, index_key, node_key, sign
@@ -29,8 +31,8 @@ class World:
         self.redis = Redis.from_url(valkey.url)
         self.source: RedisSource | None = None
 
-    async def watch(self, token: str = TOKEN, interval: float = 0.1, **more: bool) -> RedisSource:
-        self.source = RedisSource(self.valkey.url, "laya", token, interval=interval, op_timeout=0.3, **more)
+    async def watch(self, token: str = TOKEN, interval: float = 0.1) -> RedisSource:
+        self.source = RedisSource(self.valkey.url, "laya", token, interval=interval, op_timeout=0.3)
         await self.source.start(self.views.append)
         return self.source
 
@@ -105,7 +107,9 @@ async def test_bad_records_are_counted_by_reason_and_do_not_hide_good_ones(world
     await world.register("foreign", 9002, token="another token")
     await world.write("garbage", b"\x00" * 100)
     await world.write("huge", b"x" * 10_000)
-    await world.write("moved", await world.redis.get(node_key("laya", "good")) or b"")
+    copied = await world.redis.get(node_key("laya", "good"))
+    assert isinstance(copied, bytes)
+    await world.write("moved", copied)
     await world.redis.sadd(index_key("laya"), "not a node id", b"\xff\xfe")
     source = await world.watch()
     await until(lambda: world.ids == ["good"], "the good node alone")
@@ -158,6 +162,33 @@ async def test_a_frozen_store_does_not_hang_a_read(world: World) -> None:
     await until(lambda: not source.health().up, "the half-open connection is seen", timeout=5)
     world.valkey.thaw()
     await until(lambda: source.health().up, "the store is read again", timeout=15)
+
+
+async def test_a_half_open_subscription_is_dropped(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_source, "_PING_EVERY", 0.3)
+    ends: list[str] = []
+
+    class Watched(RedisSource):
+        async def _hear(self, pubsub: Any) -> None:
+            try:
+                await super()._hear(pubsub)
+            except Exception as error:
+                ends.append(str(error))
+                raise
+
+    source = Watched(valkey.url, "laya", TOKEN, interval=0.1, op_timeout=0.3)
+    await source.start(lambda view: None)
+    try:
+        await until(lambda: _subscribed(valkey), "the subscription")
+        await asyncio.sleep(1.2)  # idle, but alive: PINGs are answered
+        assert ends == []
+        valkey.freeze()
+        await until(lambda: ends, "the subscription is given up", timeout=5)
+        valkey.thaw()
+        await until(lambda: _subscribed(valkey), "a new subscription", timeout=15)
+    finally:
+        valkey.thaw()
+        await source.close()
 
 
 async def test_closing_does_not_wait_for_a_frozen_store(world: World) -> None:

@@ -87,7 +87,7 @@ class Router:
 
     async def stop(self) -> int:
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)
         return await asyncio.to_thread(self.proc.stop)
 
 
