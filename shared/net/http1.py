@@ -15,8 +15,8 @@ from typing import Final, cast
 
 from shared import logging
 from shared.errors import Code, LayaError
+from shared.net.address import peer_name
 from shared.net.api import HttpHandler
-from shared.net.conn import peer_name
 from shared.net.deadline import Deadline
 from shared.net.flusher import Flusher
 from shared.net.http1_exchange import Http1Exchange
@@ -44,7 +44,6 @@ class Http1Protocol(asyncio.Protocol):
         "_out",
         "_owed",
         "_paused",
-        "_peer",
         "_phase",
         "_queue",
         "_reading",
@@ -54,6 +53,7 @@ class Http1Protocol(asyncio.Protocol):
         "date",
         "draining",
         "flusher",
+        "peer",
         "touched",
     )
 
@@ -66,6 +66,7 @@ class Http1Protocol(asyncio.Protocol):
         date: HttpDate | None = None,
     ) -> None:
         self.touched = False
+        self.peer = ""  # address of the client, for logs
         self.draining = False  # the answer that is running is the last
         self.flusher = flusher
         self.date = date if date is not None else HttpDate()
@@ -75,7 +76,6 @@ class Http1Protocol(asyncio.Protocol):
         self._deadline = Deadline(flusher.loop, self._expired)
         self._queue = RequestQueue(self, settings.max_header_bytes, settings.max_body_bytes)
         self._transport: asyncio.Transport | None = None
-        self._peer = ""
         self._current: Http1Exchange | None = None
         self._out: list[bytes] = []
         self._owed = self._left = 0
@@ -89,6 +89,7 @@ class Http1Protocol(asyncio.Protocol):
         """The transport is open."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._settings.write_high)
+        self.peer = peer_name(transport)
         self.flusher.counters.connections_accepted += 1
         self._wait()
 
@@ -168,13 +169,6 @@ class Http1Protocol(asyncio.Protocol):
     def streams(self) -> int:
         """Answers that are running: one at most."""
         return int(self._current is not None)
-
-    @property
-    def peer(self) -> str:
-        """Address of the client, for logs."""
-        if not self._peer and self._transport is not None:
-            self._peer = peer_name(self._transport)
-        return self._peer
 
     def go_away(self) -> None:
         """Close after the answer that is running or the request that is arriving; now when there is neither."""
