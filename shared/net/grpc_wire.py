@@ -123,7 +123,7 @@ class Deframer:
         )
 
 
-# Longest first, so that a value keeps as much of its precision as eight digits allow.
+# Finest first, so that a value keeps as much of its precision as eight digits allow.
 _UNITS: tuple[tuple[bytes, float], ...] = (
     (b"n", 1e-9),
     (b"u", 1e-6),
@@ -153,9 +153,9 @@ def format_timeout(seconds: float) -> bytes:
     if seconds <= 0:
         return b"0n"
     for unit, size in _UNITS:
-        count = int(seconds / size)
+        count = seconds / size
         if count < 10**_MAX_DIGITS:
-            return b"%d%b" % (count, unit)
+            return b"%d%b" % (int(count), unit)
     return b"99999999H"
 
 
