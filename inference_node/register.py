@@ -25,6 +25,7 @@ from router_node.discovery.registration import Registration
 from shared.config.loader import redact_url
 from shared.config.schema import Config
 from shared.logging import event
+from shared.store import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -156,20 +157,7 @@ class Registrar:
         return redact_url(str(error)) or type(error).__name__
 
     def _connect(self) -> Redis:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        return Redis.from_url(
-            self._url,
-            socket_timeout=COMMAND_TIMEOUT,
-            socket_connect_timeout=COMMAND_TIMEOUT,
-            socket_keepalive=True,
-            max_connections=1,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),  # retrying is this module's business
-            client_name="laya-node",
-        )
+        return connect(self._url, timeout=COMMAND_TIMEOUT, connections=1, name="laya-node")
 
 
 def advertised(config: Config, bound: str, port: int) -> str:

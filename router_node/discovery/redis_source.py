@@ -24,6 +24,7 @@ from router_node.discovery.base import Candidate, Publish, Snapshot, Source, Sou
 from router_node.discovery.registration import RecordError, Registration
 from shared.config.loader import redact_url
 from shared.logging import event, get
+from shared.store import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -232,24 +233,8 @@ class RedisSource(Source):
     # State
 
     def _connect(self) -> Redis:
-        """A client of its own, with one connection made at its first command.
-
-        The library is loaded here, with the first source, and not with the router: it is half the cost of a start.
-        """
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        return Redis.from_url(
-            self._url,
-            socket_timeout=self._op_timeout,
-            socket_connect_timeout=self._op_timeout,
-            socket_keepalive=True,
-            max_connections=2,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),  # retrying is this module's business
-            client_name="laya-router",
-        )
+        """A client of its own, with one connection made at its first command."""
+        return connect(self._url, timeout=self._op_timeout, connections=2, name="laya-router")
 
     def _failed(self, error: BaseException) -> None:
         detail = f"store {redact_url(self._url)} cannot be read: {redact_url(str(error)) or type(error).__name__}"

@@ -30,6 +30,7 @@ from shared.cli.store import store_command
 from shared.cli.supervise import Child
 from shared.config import Config, ConfigError, load
 
+_POLL = 0.03  # seconds between looks at the router while it starts
 _NODE_START_LIMIT = 600.0  # seconds until the next node starts although the last is not ready
 
 
@@ -90,6 +91,7 @@ class Cluster:
                 token = config.server.cluster_token or secrets.token_urlsafe(32)
                 base = {**os.environ, "LAYA_SERVER__CLUSTER_TOKEN": token, "LAYA_SERVER__REDIS": redis}
                 self._start_router(base, logs)
+                self._tasks.append(asyncio.create_task(self._announce(), name="announce"))
                 await self._start_nodes(base, environments, engine, model, logs)
                 await self._stop.wait()
             finally:
@@ -229,7 +231,7 @@ class Cluster:
         elif kind == "ready":
             if child in self._nodes and self._announced:
                 self._say("node_ready", f"{child.name} joined ({event.get('address')})", node=child.name)
-            self._announce()
+            self._note_state()
 
     def _on_death(self, child: Child, event: dict[str, Any]) -> None:
         code = event["code"]
@@ -240,15 +242,23 @@ class Cluster:
         detail = f"{child.name} died ({how}); starting it again in {event['retry_in']:.1f} s; log: {child.log_path}"
         self._say("died", detail, err=True, name=child.name, code=code)
 
-    def _announce(self) -> None:
-        """Print the ready line once router and first node are there, and keep the state file right."""
+    def _note_state(self) -> None:
+        """Keep the state file right: a restarted router has another private port."""
+        router = self._router.ready if self._router else None
+        if router is not None:
+            state.write_state({"pid": os.getpid(), "address": router["address"], "admin": router.get("admin")})
+
+    async def _announce(self) -> None:
+        """Print the ready line once a request would be answered: router up, and a node in its table."""
+        while not self._stop.is_set():
+            router = self._router.ready if self._router else None
+            if router is not None and any(n.ready for n in self._nodes) and await _serves(router["address"]):
+                break
+            await asyncio.sleep(_POLL)
+        else:
+            return
         ready = [n for n in self._nodes if n.ready]
-        if self._router is None or self._router.ready is None or not ready:
-            return
-        router, node = self._router.ready, ready[0].ready or {}
-        state.write_state({"pid": os.getpid(), "address": router["address"], "admin": router.get("admin")})
-        if self._announced:
-            return
+        node = (ready[0].ready if ready else None) or {}
         self._announced = True
         seconds = time.monotonic() - self._began
         self._say(
@@ -280,6 +290,21 @@ class Cluster:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _serves(address: str) -> bool:
+    """Whether the router says that it can answer requests."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            try:
+                writer.write(b"GET /readyz HTTP/1.1\r\nhost: laya\r\nconnection: close\r\n\r\n")
+                return (await reader.readline()).split()[1:2] == [b"200"]
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
 
 
 def _is_ready(child: Child) -> bool:
