@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from shared.net.address import peer_name
 from shared.net.align import FrameAligner
 from shared.net.api import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, REFUSED_STREAM
 from shared.net.budget import Meter
@@ -36,14 +37,6 @@ _PREFACE = 24
 def goaway_frame(last_stream_id: int, code: int) -> bytes:
     """A GOAWAY, for when the engine can write none any more."""
     return b"\0\0\x08\x07\0\0\0\0\0" + last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")
-
-
-def peer_name(transport: asyncio.BaseTransport) -> str:
-    """Address of the other side, for logs."""
-    name = transport.get_extra_info("peername")
-    if isinstance(name, tuple) and len(name) >= 2:
-        return f"[{name[0]}]:{name[1]}" if ":" in str(name[0]) else f"{name[0]}:{name[1]}"
-    return "unix"
 
 
 class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
@@ -72,6 +65,7 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         "fresh",
         "heard",
         "last_peer_stream",
+        "parting",
         "peer",
         "settings",
         "settled",
@@ -95,6 +89,7 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         self.after_stream: Callable[[], None] | None = None  # called whenever a stream has ended
         self.touched = False
         self.dead = False  # nothing goes in or out any more
+        self.parting = False  # the peer said GOAWAY
         self.settled = False  # the peer's first SETTINGS have come
         self.last_peer_stream = 0
         self.peer = ""
@@ -254,7 +249,9 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
             self.counters.streams_reset += 1
             self.on_reset_by_peer()
         if not stream.closed:
-            stream.report_closed(code, code == REFUSED_STREAM and not local and stream.reset_code < 0)
+            # A local refusal is final (a header block too large to send), unless it is for the peer's GOAWAY.
+            unprocessed = code == REFUSED_STREAM and stream.reset_code < 0 and (not local or self.parting)
+            stream.report_closed(code, unprocessed)
         if self.after_stream is not None:
             self.after_stream()
 
@@ -315,7 +312,8 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
             self.flusher.touch(self)
 
     def on_pong(self, payload: bytes) -> None:
-        """That bytes came is enough."""
+        """The peer lives."""
+        self.vitals.on_pong()
 
     def window_left(self) -> int:
         """Bytes the peer may still send on the connection."""

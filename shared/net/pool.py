@@ -7,8 +7,8 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from shared.net.address import Address
 from shared.net.api import ClientSink, ClientStream, Headers
 from shared.net.client import ClientOwner, H2ClientProtocol
 from shared.net.counters import NetCounters
@@ -19,31 +19,6 @@ log = logging.getLogger(__name__)
 
 _STABLE = 1.0  # a connection that lived so many seconds is replaced without a pause
 _SURPLUS_AFTER = 30.0  # seconds of low load before one connection too many is let go
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to dial: a Unix socket, or host and port."""
-
-    host: str = ""
-    port: int = 0
-    path: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """From ``host:port``, ``[v6]:port`` or ``unix:/path``; ValueError says what is wrong."""
-        if text.startswith("unix:"):
-            if len(text) == len("unix:"):
-                raise ValueError(f"address {text!r} names no path; write unix:/path/of/the/socket")
-            return cls(path=text[len("unix:") :])
-        host, colon, port = text.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")
-        name = host[1:-1] if bracketed else host
-        if not colon or not name or (":" in name and not bracketed):
-            raise ValueError(f"address {text!r} must be host:port, [IPv6]:port or unix:/path")
-        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ValueError(f"address {text!r} needs a port from 1 to 65535")
-        return cls(host=name, port=int(port))
 
 
 class Pool(ClientOwner):

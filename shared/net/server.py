@@ -231,12 +231,15 @@ class H2ServerProtocol(H2Connection):
 
     def on_goaway(self, last_stream_id: int, code: int) -> None:
         """The client opens no more streams; the engine ends when those there are have ended."""
+        self.parting = True
         self.counters.goaways_received += 1
 
     def on_pong(self, payload: bytes) -> None:
         """The client has seen the first GOAWAY: what it sent before has come."""
         if payload == _GOODBYE:
             self._last_goaway()
+        else:
+            super().on_pong(payload)
 
     def on_window(self, stream_id: int) -> None:
         """A window that opens may let out an answer whose end we wait for."""

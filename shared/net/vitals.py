@@ -60,6 +60,12 @@ class Vitals:
             self.stop()
             self._arm(delay)
 
+    def on_pong(self) -> None:
+        """The peer lives; its next silence counts from now."""
+        if self._pinged:
+            self._pinged = 0.0
+            self.hurry(self._conn.settings.keepalive_time)
+
     def on_pause(self) -> None:
         """The transport is full since now."""
         self._paused_at = self._loop.time()
@@ -103,7 +109,7 @@ class Vitals:
             elif now - self._kept_at >= settings.header_timeout:
                 return "slow_frame"
         if self._pinged:
-            if conn.heard > self._pinged:
+            if conn.heard >= self._pinged:
                 self._pinged = 0.0
             elif now - self._pinged >= settings.keepalive_timeout:
                 return "keepalive_timeout"

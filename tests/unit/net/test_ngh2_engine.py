@@ -1,0 +1,413 @@
+"""What the engine behind the seam does, its traps included: a new release that behaves differently fails here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.net.api import CANCEL, NO_ERROR, PROTOCOL_ERROR, REFUSED_STREAM
+from shared.net.engine import Engine, EngineEvents, Role, make_engine
+from shared.net.ngh2_engine import Ngh2Engine
+from shared.net.settings import NetSettings
+from tests.support.h2_rig import REQUEST, RESPONSE, TRAILERS
+
+ALL = 1 << 24
+
+
+class Log(EngineEvents):
+    """Every event as a tuple."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.data: dict[int, int] = {}
+        self.fail_on: str = ""
+
+    def _note(self, *event: Any) -> None:
+        self.events.append(event)
+        if event[0] == self.fail_on:
+            self.fail_on = ""
+            raise RuntimeError("an owner's bug")
+
+    def on_request(self, stream_id: int, headers: Any, end: bool) -> None:
+        self._note("request", stream_id, end)
+
+    def on_response(self, stream_id: int, headers: Any, end: bool) -> None:
+        self._note("response", stream_id, end)
+
+    def on_data(self, stream_id: int, data: bytes, end: bool) -> None:
+        self.data[stream_id] = self.data.get(stream_id, 0) + len(data)
+        self._note("data", stream_id, len(data), end)
+
+    def on_trailers(self, stream_id: int, headers: Any) -> None:
+        self._note("trailers", stream_id)
+
+    def on_stream_closed(self, stream_id: int, code: int, local: bool) -> None:
+        self._note("closed", stream_id, code, local)
+
+    def on_window(self, stream_id: int) -> None:
+        self._note("window", stream_id)
+
+    def on_settings(self) -> None:
+        self._note("settings")
+
+    def on_ping(self) -> None:
+        self._note("ping")
+
+    def on_pong(self, payload: bytes) -> None:
+        self._note("pong", payload)
+
+    def on_goaway(self, last_stream_id: int, code: int) -> None:
+        self._note("goaway", last_stream_id, code)
+
+    def on_oddity(self) -> None:
+        self._note("oddity")
+
+    def on_end(self, code: int) -> None:
+        self._note("end", code)
+
+    def on_fault(self, stream_id: int, error: Exception) -> None:
+        self._note("fault", stream_id, str(error))
+
+    def pop(self) -> list[tuple[Any, ...]]:
+        events, self.events = self.events, []
+        return events
+
+
+class Pair:
+    """A client and a server engine, each with its log."""
+
+    def __init__(self, **changes: Any) -> None:
+        settings = NetSettings(**changes)
+        self.client: Engine = make_engine("client", settings)
+        self.server: Engine = make_engine("server", settings)
+        self.c, self.s = Log(), Log()
+        self.pump()
+        self.c.pop()
+        self.s.pop()
+
+    def pump(self) -> None:
+        while True:
+            up, down = self.client.take(ALL), self.server.take(ALL)
+            self.client.dispatch(self.c)
+            self.server.dispatch(self.s)
+            if up:
+                self.server.receive(up)
+                self.server.dispatch(self.s)
+            if down:
+                self.client.receive(down)
+                self.client.dispatch(self.c)
+            if not up and not down:
+                return
+
+
+def raw_frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
+
+
+def test_engines_are_made_by_name():
+    assert isinstance(make_engine("client", NetSettings()), Ngh2Engine)
+    with pytest.raises(ValueError, match="'quic'"):
+        make_engine("server", NetSettings(engine="quic"))
+
+
+@pytest.mark.parametrize("role", ["client", "server"])
+def test_the_first_bytes_announce_the_windows(role: Role):
+    settings = NetSettings()
+    engine = make_engine(role, settings)
+    out = engine.take(ALL)
+    assert settings.stream_window.to_bytes(4, "big") in out
+    assert (settings.connection_window - 65535).to_bytes(4, "big") in out
+    assert engine.local_window() == settings.connection_window
+
+
+def test_a_call_is_told_in_order_on_both_sides():
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.client.send(stream, b"ask", end_stream=True)
+    pair.pump()
+    assert pair.s.pop() == [("request", stream, False), ("data", stream, 3, True)]
+    pair.server.respond(stream, RESPONSE)
+    pair.server.send(stream, b"answer")
+    pair.server.trailers(stream, TRAILERS)
+    pair.pump()
+    assert pair.c.pop() == [
+        ("response", stream, False),
+        ("data", stream, 6, False),
+        ("trailers", stream),
+        ("closed", stream, 0, False),
+    ]
+    assert pair.s.pop() == [("closed", stream, 0, False)]
+
+
+def test_an_owner_that_raises_does_not_keep_the_others_from_their_events():
+    pair = Pair()
+    for _ in range(2):
+        pair.client.request(REQUEST, end_stream=True)
+    pair.s.fail_on = "request"
+    pair.pump()
+    assert pair.s.pop() == [("request", 1, True), ("fault", 1, "an owner's bug"), ("request", 3, True)]
+
+
+def test_dispatch_says_whether_there_was_anything():
+    pair = Pair()
+    assert not pair.server.dispatch(pair.s)
+    pair.client.request(REQUEST)
+    pair.server.receive(pair.client.take(ALL))
+    assert pair.server.dispatch(pair.s)
+    assert not pair.server.dispatch(pair.s)
+
+
+def test_pings_are_answered_and_counted():
+    pair = Pair()
+    pair.client.ping(b"12345678")
+    pair.pump()
+    assert pair.s.pop() == [("ping",)]
+    assert pair.c.pop() == [("pong", b"12345678")]
+
+
+def test_the_peers_stream_limit_is_known():
+    pair = Pair(max_streams=5, advertised_streams=7)
+    assert pair.client.peer_max_streams() == 7
+    assert pair.server.peer_max_streams() > 1 << 31
+
+
+def test_unacknowledged_bytes_keep_the_window_shut():
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.client.send(stream, b"x" * 200_000)
+    pair.pump()
+    assert pair.s.data[stream] == 65_535 + 1
+    assert pair.client.peer_window(stream) == 0
+    assert pair.client.queued(stream) == pair.client.queued() == 200_000 - 65_536
+    pair.server.acknowledge(40_000, stream)
+    pair.pump()
+    assert pair.s.data[stream] == 65_536 + 40_000
+
+
+def test_more_cannot_be_acknowledged_than_came():
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.client.send(stream, b"x" * 10)
+    pair.pump()
+    with pytest.raises(pair.server.errors):
+        pair.server.acknowledge(11, stream)
+    pair.server.acknowledge(10, stream)
+
+
+def test_bytes_of_a_closed_stream_are_acknowledged_for_the_connection():
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.client.send(stream, b"x" * 60_000)
+    pair.pump()
+    before = pair.server.local_window()
+    pair.client.reset(stream, CANCEL)
+    pair.pump()
+    assert pair.s.pop()[-1] == ("closed", stream, CANCEL, False)
+    pair.server.acknowledge(60_000, stream)
+    assert before == NetSettings().connection_window - 60_000
+    with pytest.raises(pair.server.errors):
+        pair.server.acknowledge(1, stream)
+
+
+def test_trap_half_a_frame_of_a_stream_that_ends_is_lost_to_the_window():
+    """Why align.py exists: fed in halves, these bytes reach no event and can never be acknowledged."""
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.client.send(stream, b"x" * 10_000)
+    out = pair.client.take(ALL)
+    cut = len(out) - 5000
+    pair.server.receive(out[:cut])
+    pair.server.reset(stream, CANCEL)
+    pair.server.take(ALL)
+    pair.server.receive(out[cut:])
+    pair.server.dispatch(pair.s)
+    assert stream not in pair.s.data
+    assert pair.server.local_window() < NetSettings().connection_window
+
+
+def test_whole_frames_of_a_stream_that_ends_come_back_to_the_window():
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.pump()
+    pair.server.reset(stream, CANCEL)
+    pair.client.send(stream, b"x" * 10_000)
+    out = pair.client.take(ALL)
+    pair.server.take(ALL)
+    pair.server.receive(out)
+    pair.server.dispatch(pair.s)
+    held = pair.s.data.get(stream, 0)
+    if held:
+        pair.server.acknowledge(held, stream)
+    lost = NetSettings().connection_window - pair.server.local_window()
+    assert lost == 10_000, "counted as consumed, to be given back with the next window update"
+    pair.server.take(ALL)
+
+
+def test_trap_a_value_with_a_space_at_its_end_costs_the_stream():
+    """Why outbound values are trimmed (fields.py)."""
+    pair = Pair()
+    stream = pair.client.request(REQUEST, end_stream=True)
+    pair.pump()
+    pair.server.respond(stream, RESPONSE)
+    pair.server.trailers(stream, [(b"grpc-status", b"5"), (b"grpc-message", b"boom ")])
+    pair.pump()
+    assert ("closed", stream, PROTOCOL_ERROR, False) in pair.c.pop()
+
+
+def test_trap_a_reset_before_the_flush_throws_the_answer_away():
+    """Why a server stream waits until its answer has left before it ends the request."""
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.pump()
+    pair.server.respond(stream, RESPONSE)
+    pair.server.trailers(stream, TRAILERS)
+    pair.server.reset(stream, NO_ERROR)
+    pair.pump()
+    assert [event[0] for event in pair.c.pop()] == ["closed"]
+
+
+def test_trap_trailers_behind_an_empty_body_wait_for_a_shut_window():
+    """Why queued() == 0 alone does not say that trailers have left."""
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.pump()
+    pair.server.respond(stream, RESPONSE)
+    pair.server.send(stream, b"x" * 65_536)
+    pair.pump()
+    assert pair.server.queued(stream) == 0
+    assert pair.server.peer_window(stream) == 0
+    pair.server.trailers(stream, TRAILERS)
+    pair.pump()
+    assert ("trailers", stream) not in pair.c.pop()
+    pair.client.acknowledge(65_536, stream)
+    pair.pump()
+    assert ("trailers", stream) in pair.c.pop()
+
+
+def test_trap_a_request_over_the_limit_is_queued_and_forgotten_on_cancel():
+    """Why clients count their streams themselves."""
+    pair = Pair(max_streams=1, advertised_streams=2)
+    for _ in range(2):
+        pair.client.request(REQUEST, end_stream=True)
+    extra = pair.client.request(REQUEST, end_stream=True)
+    pair.pump()
+    assert [event[1] for event in pair.s.pop()] == [1, 3]
+    pair.client.reset(extra, CANCEL)
+    pair.pump()
+    assert pair.c.pop() == []
+
+
+def test_a_header_block_too_large_to_send_is_a_local_refusal():
+    pair = Pair()
+    stream = pair.client.request([*REQUEST, (b"x", b"v" * 700_000)], end_stream=True)
+    pair.pump()
+    assert pair.c.pop() == [("closed", stream, REFUSED_STREAM, True)]
+    assert pair.s.pop() == []
+
+
+def test_streams_refused_by_a_goaway_are_told_apart():
+    pair = Pair()
+    first = pair.client.request(REQUEST, end_stream=True)
+    pair.pump()
+    pair.server.goaway(NO_ERROR)
+    second = pair.client.request(REQUEST, end_stream=True)
+    assert pair.client.take(ALL)
+    unsent = pair.client.request(REQUEST, end_stream=True)
+    pair.client.receive(pair.server.take(ALL))
+    pair.client.dispatch(pair.c)
+    assert ("goaway", first, NO_ERROR) in pair.c.events
+    assert ("closed", second, REFUSED_STREAM, False) in pair.c.pop()
+    assert pair.client.take(ALL) == b""
+    pair.client.dispatch(pair.c)
+    assert pair.c.pop() == [("closed", unsent, REFUSED_STREAM, True)]
+    with pytest.raises(pair.client.errors):
+        pair.client.request(REQUEST)
+    pair.server.respond(first, RESPONSE, end_stream=True)
+    pair.pump()
+    assert pair.c.pop()[-1] == ("end", NO_ERROR)
+
+
+def test_a_shutdown_notice_leaves_running_streams_alone():
+    pair = Pair()
+    stream = pair.client.request(REQUEST, end_stream=True)
+    pair.pump()
+    pair.server.shutdown_notice()
+    pair.pump()
+    assert pair.c.pop() == [("goaway", (1 << 31) - 1, NO_ERROR)]
+    pair.server.respond(stream, RESPONSE, end_stream=True)
+    pair.pump()
+    assert ("response", stream, True) in pair.c.pop()
+
+
+def test_a_message_waits_behind_one_frame_of_a_bulk_stream_that_shares():
+    pair = Pair()
+    bulk, small = pair.client.request(REQUEST), pair.client.request(REQUEST)
+    pair.pump()
+    pair.server.share_fairly(bulk)
+    for stream in (bulk, small):
+        pair.server.respond(stream, RESPONSE)
+    pair.server.send(bulk, b"b" * 65_000)
+    first = pair.server.take(20_000)
+    pair.server.send(small, b"s" * 10)
+    pair.client.receive(first + pair.server.take(ALL))
+    pair.client.dispatch(pair.c)
+    order = [event[1] for event in pair.c.events if event[0] == "data"]
+    assert order.index(small) <= 3  # behind the frame that was cut and one more
+    assert order.count(bulk) == 4
+
+
+def test_share_fairly_is_allowed_on_a_client():
+    pair = Pair()
+    stream = pair.client.request(REQUEST)
+    pair.client.share_fairly(stream)
+
+
+def test_taking_in_parts_gives_the_same_bytes():
+    whole, parts = Pair(), Pair()
+    for pair in (whole, parts):
+        stream = pair.client.request(REQUEST)
+        pair.client.send(stream, b"x" * 50_000, end_stream=True)
+    expected = whole.client.take(ALL)
+    got = b""
+    while True:
+        piece = parts.client.take(1000)
+        got += piece
+        if len(piece) < 1000:
+            break
+    assert got == expected
+
+
+def test_garbage_is_an_error_and_nothing_works_after_it():
+    engine = make_engine("server", NetSettings())
+    with pytest.raises(engine.errors):
+        engine.receive(b"GET / HTTP/1.1\r\n\r\n......")
+    with pytest.raises(engine.errors):
+        engine.take(ALL)
+    assert not engine.dispatch(Log())
+
+
+def test_a_header_list_over_the_hard_limit_ends_the_connection():
+    pair = Pair(hard_header_bytes=100_000)
+    pair.client.request([*REQUEST, *((b"x%d" % i, b"v" * 9000) for i in range(12))], end_stream=True)
+    with pytest.raises(pair.server.errors):
+        pair.server.receive(pair.client.take(ALL))
+
+
+def test_calls_about_streams_that_are_over_raise_what_callers_expect():
+    pair = Pair()
+    stream = pair.client.request(REQUEST, end_stream=True)
+    pair.pump()
+    pair.server.respond(stream, RESPONSE, end_stream=True)
+    pair.pump()
+    for call in (
+        lambda: pair.server.send(stream, b"x"),
+        lambda: pair.server.trailers(stream, TRAILERS),
+        lambda: pair.server.respond(stream, RESPONSE),
+        lambda: pair.server.share_fairly(stream),
+        lambda: pair.server.peer_window(stream),
+    ):
+        with pytest.raises(pair.server.errors):
+            call()
+    pair.server.reset(stream, CANCEL)  # harmless
+    assert pair.server.take(ALL) == b""

@@ -1,0 +1,512 @@
+"""Streams that clients open: admitted, refused, answered in full even when the client still sends, ended gracefully."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from ngh2 import Priority, Role
+
+from shared.net.api import CANCEL, NO_ERROR, REFUSED_STREAM, Headers, ServerStream
+from shared.net.fields import CheckedHeaders
+from shared.net.flusher import Flusher
+from shared.net.server import H2ServerProtocol
+from shared.net.settings import Budget, NetSettings
+from tests.support.h2_rig import REQUEST, RESPONSE, TRAILERS, Heard, Link, ManualLoop, Raw, server_settings
+
+LAST = (1 << 31) - 1
+
+
+class Served:
+    """A server connection, the owners of its streams, and a raw client."""
+
+    def __init__(
+        self,
+        owner: Callable[[ServerStream, Headers, bool], Any] | None = None,
+        client: dict[int, int] | None = None,
+        raw: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        self.loop = ManualLoop()
+        self.flusher = Flusher(cast(Any, self.loop))
+        self.counters = self.flusher.counters
+        self.heard: list[Heard] = []
+
+        def accept(stream: ServerStream, headers: Headers, end: bool) -> Heard:
+            self.heard.append(Heard(stream, headers, end))
+            return self.heard[-1]
+
+        self.conn = H2ServerProtocol(owner or accept, NetSettings(**changes), self.flusher)
+        self.link = Link(self.loop, self.conn, Raw(Role.CLIENT, client, **(raw or {})))
+        self.raw = self.link.raw
+        self.link.pump()
+
+    def open(self, headers: Headers = REQUEST, body: bytes | None = None, end: bool = True) -> Heard:
+        self.raw.request(headers, body, end)
+        self.link.pump()
+        return self.heard[-1]
+
+
+def test_a_unary_call():
+    rig = Served()
+    heard = rig.open(body=b"ask")
+    assert heard.headers == REQUEST
+    assert isinstance(heard.headers, CheckedHeaders)
+    assert (heard.data, heard.ended) == (b"ask", True)
+    assert heard.stream.peer == "127.0.0.1:4242"
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"answer")
+    heard.stream.trailers(TRAILERS)
+    rig.link.pump()
+    seen = rig.raw.streams[1]
+    assert (seen.headers, bytes(seen.data), seen.trailers, seen.closed) == (RESPONSE, b"answer", TRAILERS, 0)
+    assert heard.closed == [0]
+    assert heard.stream.closed
+    assert rig.conn.streams == 0
+    assert rig.counters.streams_accepted == 1
+
+
+def test_a_request_without_a_body_ends_with_its_headers():
+    assert Served().open().ended
+
+
+def test_request_trailers_half_close():
+    rig = Served()
+    stream_id = rig.raw.connection.send_request(REQUEST)
+    rig.raw.connection.send_data(stream_id, b"x")
+    rig.raw.connection.send_trailers(stream_id, [(b"x-t", b"1")])
+    rig.link.pump()
+    assert rig.heard[0].trailers == [(b"x-t", b"1")]
+    assert rig.heard[0].data == b"x"
+
+
+def test_an_answer_of_headers_alone():
+    rig = Served()
+    heard = rig.open()
+    heard.stream.respond([*RESPONSE, *TRAILERS], end=True)
+    rig.link.pump()
+    seen = rig.raw.streams[1]
+    assert seen.ended
+    assert seen.headers == [*RESPONSE, *TRAILERS]
+    assert heard.closed == [0]
+
+
+def test_an_acceptor_may_answer_on_the_spot_and_own_nothing():
+    def accept(stream: ServerStream, headers: Headers, end: bool) -> None:
+        stream.respond(RESPONSE)
+        stream.send(b"now", end=True)
+
+    rig = Served(owner=accept)
+    rig.raw.request()
+    rig.link.pump()
+    assert rig.raw.streams[1].data == b"now"
+    assert rig.conn.streams == 0
+
+
+def test_what_is_sent_after_the_end_is_dropped():
+    rig = Served()
+    heard = rig.open()
+    heard.stream.respond(RESPONSE)
+    heard.stream.respond(RESPONSE)
+    heard.stream.trailers(TRAILERS)
+    heard.stream.trailers(TRAILERS)
+    heard.stream.send(b"late")
+    heard.stream.reset(CANCEL)
+    rig.link.pump()
+    assert heard.closed == [0]
+    assert rig.raw.streams[1].data == b""
+    assert rig.raw.streams[1].trailers == TRAILERS
+
+
+def test_header_fields_are_cleaned_on_their_way_out():
+    rig = Served()
+    heard = rig.open()
+    heard.stream.respond([(b":status", b"200"), (b"X-Evil", b"a\r\nset-cookie: 1"), (b"Connection", b"close")])
+    heard.stream.trailers([(b"grpc-status", b"5"), (b"grpc-message", b" boom ")])
+    rig.link.pump()
+    assert rig.raw.streams[1].headers == [(b":status", b"200"), (b"x-evil", b"a  set-cookie: 1")]
+    assert rig.raw.streams[1].trailers == [(b"grpc-status", b"5"), (b"grpc-message", b"boom")]
+    assert rig.raw.streams[1].closed == 0
+
+
+def test_a_reset_reaches_the_client_with_its_code():
+    rig = Served()
+    heard = rig.open(body=b"x", end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.reset(REFUSED_STREAM)
+    rig.link.pump()
+    assert rig.raw.streams[1].reset == REFUSED_STREAM
+    assert heard.closed == [REFUSED_STREAM]
+
+
+# Answers that are complete before their requests.
+
+
+def test_an_early_answer_is_delivered_and_then_ends_the_request():
+    rig = Served()
+    heard = rig.open(body=b"x" * 10, end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"enough")
+    heard.stream.trailers(TRAILERS)
+    rig.link.pump()
+    seen = rig.raw.streams[1]
+    assert (bytes(seen.data), seen.trailers, seen.reset) == (b"enough", TRAILERS, NO_ERROR)
+    assert heard.closed == [0]
+    assert rig.conn.streams == 0
+
+
+def test_an_early_answer_of_headers_alone_needs_no_window():
+    rig = Served(client=server_settings(initial_window_size=0))
+    heard = rig.open(body=b"x" * 10, end=False)
+    heard.stream.respond([*RESPONSE, *TRAILERS], end=True)
+    rig.link.pump()
+    assert rig.raw.streams[1].ended
+    assert rig.raw.streams[1].reset == NO_ERROR
+    assert heard.closed == [0]
+
+
+@pytest.mark.parametrize("size", [1000, 1001, 2500])
+def test_an_early_answer_waits_for_the_clients_window(size: int):
+    rig = Served(client=server_settings(initial_window_size=1000), raw={"reads": False})
+    heard = rig.open(body=b"x", end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"y" * size)
+    heard.stream.reset(CANCEL)  # not ended yet: this would abort
+    rig.link.pump()
+    assert rig.raw.streams[1].reset == CANCEL
+
+    heard = rig.open(body=b"x", end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"y" * size)
+    rig.link.pump()
+    heard.stream.trailers(TRAILERS)
+    heard.stream.reset(CANCEL)
+    rig.link.pump()
+    seen = rig.raw.streams[3]
+    assert seen.trailers is None
+    assert seen.reset is None
+    for _ in range(4):
+        rig.raw.read(3)
+        rig.link.pump()
+    assert (len(seen.data), seen.trailers, seen.reset) == (size, TRAILERS, NO_ERROR)
+    assert heard.closed == [0]
+
+
+def test_an_early_answer_waits_for_the_connections_window():
+    rig = Served(client=server_settings(initial_window_size=1 << 20), raw={"reads": False, "window": None})
+    heard = rig.open(body=b"x", end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"y" * 65_535)
+    rig.link.pump()
+    heard.stream.trailers(TRAILERS)
+    rig.link.pump()
+    assert rig.raw.streams[1].reset is None
+    rig.raw.read(1)
+    rig.link.pump()
+    assert (rig.raw.streams[1].trailers, rig.raw.streams[1].reset) == (TRAILERS, NO_ERROR)
+
+
+def test_an_early_answer_waits_for_the_transport():
+    rig = Served(client=server_settings(initial_window_size=1 << 20))
+    heard = rig.open(body=b"x", end=False)
+    rig.link.wire.room = 1000
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"y" * 400_000)
+    heard.stream.trailers(TRAILERS)
+    rig.loop.run()
+    assert rig.conn.paused
+    rig.link.pump()
+    seen = rig.raw.streams[1]
+    assert (len(seen.data), seen.trailers, seen.reset) == (400_000, TRAILERS, NO_ERROR)
+
+
+def test_a_client_that_ends_its_request_in_the_meantime_is_not_reset():
+    rig = Served(client=server_settings(initial_window_size=1000), raw={"reads": False})
+    heard = rig.open(body=b"x", end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"y" * 1500)
+    heard.stream.trailers(TRAILERS)
+    rig.link.pump()
+    rig.raw.connection.end_stream(1)
+    rig.link.pump()
+    rig.raw.read(1)
+    rig.link.pump()
+    assert (rig.raw.streams[1].trailers, rig.raw.streams[1].reset) == (TRAILERS, None)
+    assert heard.closed == [0]
+
+
+def test_an_early_answer_that_nobody_takes_is_given_up():
+    rig = Served(
+        client=server_settings(initial_window_size=1000), raw={"reads": False}, stall_timeout=60.0, keepalive_time=5.0
+    )
+    heard = rig.open(body=b"x", end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.send(b"y" * 1500)
+    heard.stream.trailers(TRAILERS)
+    for _ in range(110):
+        rig.link.pump()
+        rig.loop.advance(1.0)
+    assert heard.closed == [CANCEL]
+    assert rig.conn.streams == 0
+
+
+def test_data_after_an_early_answer_is_harmless():
+    rig = Served()
+    heard = rig.open(body=b"x", end=False)
+    heard.stream.respond(RESPONSE)
+    heard.stream.trailers(TRAILERS)
+    rig.raw.connection.send_data(1, b"more" * 100)
+    rig.link.pump()
+    assert heard.closed == [0]
+    assert not rig.conn.dead
+
+
+# Admission.
+
+
+def test_streams_above_the_admitted_number_are_refused_and_the_connection_lives():
+    rig = Served(max_streams=10, advertised_streams=20)
+    for _ in range(15):
+        rig.raw.request(body=b"x", end=False)
+    rig.link.pump()
+    assert rig.conn.streams == 10
+    assert [i for i, seen in rig.raw.streams.items() if seen.reset == REFUSED_STREAM] == [21, 23, 25, 27, 29]
+    assert rig.counters.streams_refused == 5
+    rig.heard[0].stream.respond(RESPONSE, end=True)
+    rig.link.pump()
+    rig.raw.request()
+    rig.link.pump()
+    assert rig.conn.streams == 10
+    assert not rig.conn.dead
+
+
+def test_resets_that_have_not_left_do_not_cost_an_innocent_client_the_connection():
+    """The client ends a stream itself while our reset of it waits behind a full transport."""
+    rig = Served(client=server_settings(initial_window_size=1 << 24), max_streams=4, advertised_streams=8)
+    bulk = rig.open(body=b"x", end=False)
+    others = [rig.open(body=b"x", end=False) for _ in range(3)]
+    rig.link.wire.room = 1000
+    bulk.stream.respond(RESPONSE)
+    bulk.stream.send(b"y" * 300_000)
+    rig.loop.run()
+    assert rig.conn.paused
+    for other in others:
+        other.stream.respond([*RESPONSE, *TRAILERS], end=True)
+        rig.raw.connection.end_stream(other.stream.id)  # type: ignore[attr-defined]
+    rig.raw.request()
+    rig.link.push()
+    assert not rig.conn.dead
+    rig.link.pump()
+    assert not rig.conn.dead
+
+
+def test_open_and_reset_in_one_packet_leave_nothing_behind():
+    rig = Served()
+    stream_id = rig.raw.connection.send_request(REQUEST)
+    first = rig.raw.take()
+    rig.raw.connection.reset_stream(stream_id, CANCEL)
+    rig.conn.data_received(first + rig.raw.take())
+    rig.link.pump()
+    assert rig.heard[0].closed == [CANCEL]
+    assert rig.conn.streams == 0
+
+
+def test_a_storm_of_resets_ends_the_connection_with_a_reason():
+    rig = Served(resets=Budget(burst=100, rate=10))
+    good = rig.open(body=b"x", end=False)
+    for _ in range(120):
+        stream_id = rig.raw.connection.send_request(REQUEST)
+        rig.raw.connection.reset_stream(stream_id, CANCEL)
+        stream_id = rig.raw.request(body=b"x", end=False)
+        rig.link.pump()
+        if rig.conn.dead:
+            break
+        rig.raw.connection.reset_stream(stream_id, CANCEL)
+        rig.link.pump()
+        if rig.conn.dead:
+            break
+    assert rig.counters.reasons == {"reset_flood": 1}
+    assert good.closed == [CANCEL]
+
+
+def test_headers_above_the_advertised_size_get_an_answer_that_says_so():
+    rig = Served()
+    rig.raw.request([*REQUEST, *((b"x-%d" % i, b"v" * 9000) for i in range(9))])
+    rig.link.pump()
+    assert rig.heard == []
+    answer = dict(rig.raw.streams[1].headers)
+    assert (answer[b"grpc-status"], answer[b":status"]) == (b"8", b"200")
+    assert b"65536" in answer[b"grpc-message"]
+    assert rig.counters.reasons == {"headers_too_large": 1}
+    assert not rig.conn.dead
+
+
+def test_headers_above_the_advertised_size_get_431_where_it_is_not_grpc():
+    rig = Served()
+    plain = [field for field in REQUEST if field[0] != b"content-type"]
+    rig.raw.request([*plain, *((b"x-%d" % i, b"v" * 9000) for i in range(9))])
+    rig.link.pump()
+    seen = rig.raw.streams[1]
+    assert seen.headers[0] == (b":status", b"431")
+    assert b"headers_too_large" in seen.data
+
+
+def test_one_table_entry_referred_to_many_times_is_counted_too():
+    rig = Served()
+    rig.raw.request([*REQUEST, (b"x", b"v" * 3900)])
+    rig.raw.request([*REQUEST, *([(b"x", b"v" * 3900)] * 20)])
+    rig.link.pump()
+    assert len(rig.heard) == 1
+    assert rig.counters.reasons == {"headers_too_large": 1}
+
+
+def test_a_header_block_in_small_frames_is_counted_too():
+    rig = Served()
+    rig.raw.request([*REQUEST, *((b"x-%d" % i, b"v" * 15_000) for i in range(6))])
+    out = rig.raw.take()
+    rig.conn.data_received(out[:20_000])
+    rig.conn.data_received(out[20_000:])
+    rig.link.pump()
+    assert rig.heard == []
+    assert rig.counters.reasons == {"headers_too_large": 1}
+
+
+def test_bulk_streams_let_others_in_between():
+    rig = Served(client=server_settings(initial_window_size=1 << 20))
+    bulk, small = rig.open(), rig.open()
+    for heard in (bulk, small):
+        heard.stream.respond(RESPONSE)
+    bulk.stream.send(b"b" * 10_000)
+    small.stream.send(b"s")
+    bulk.stream.send(b"b" * 300_000)
+    small.stream.send(b"s")
+    order: list[int] = []
+    rig.raw.on_event = lambda event: order.append(event.stream_id) if hasattr(event, "data") else None
+    rig.link.pump()
+    assert order.index(3) <= 1
+    assert rig.conn.table[1].fair
+    assert not rig.conn.table[3].fair
+
+
+def test_a_clients_priority_signal_does_not_undo_that():
+    rig = Served(client=server_settings(initial_window_size=1 << 20, no_rfc7540_priorities=1))
+    bulk = rig.open([*REQUEST, (b"priority", b"u=0")])
+    bulk.stream.respond(RESPONSE)
+    bulk.stream.send(b"b" * 100_000)
+    engine = cast(Any, rig.conn.engine)
+    assert engine._connection.get_stream_priority(1) == Priority(3, True)
+
+
+# Graceful end.
+
+
+def test_go_away_finishes_what_runs_and_what_is_on_its_way():
+    rig = Served()
+    running = rig.open(body=b"x", end=False)
+    rig.conn.go_away()
+    rig.loop.run()
+    crossing = rig.raw.connection.send_request(REQUEST, end_stream=True)
+    rig.link.push()
+    rig.link.pump()
+    assert rig.raw.goaways == [(LAST, NO_ERROR), (crossing, NO_ERROR)]
+    assert len(rig.heard) == 2
+    rig.heard[1].stream.respond(RESPONSE, end=True)
+    running.stream.respond(RESPONSE)
+    running.stream.trailers(TRAILERS)
+    rig.link.pump()
+    assert rig.raw.streams[1].trailers == TRAILERS
+    assert running.closed == [0]
+    assert rig.link.wire.closing
+    assert not rig.link.wire.aborted
+
+
+def test_the_second_goaway_does_not_wait_for_a_client_that_does_not_answer():
+    rig = Served()
+    rig.open(body=b"x", end=False)
+    rig.conn.go_away()
+    rig.conn.go_away()
+    rig.loop.run()
+    first = rig.link.wire.take()
+    rig.loop.advance(1.1)
+    second = rig.link.wire.take()
+    rig.raw.feed(first + second)
+    assert rig.raw.goaways == [(LAST, NO_ERROR), (1, NO_ERROR)]
+    assert rig.conn.streams == 1
+
+
+def test_an_idle_connection_is_closed_gracefully():
+    rig = Served(idle_timeout=300.0)
+    rig.open().stream.respond(RESPONSE, end=True)
+    for _ in range(295):
+        rig.loop.advance(1.0)
+        rig.link.pump()
+    assert not rig.raw.goaways
+    for _ in range(30):
+        rig.loop.advance(1.0)
+        rig.link.pump()
+    assert rig.raw.goaways[0] == (LAST, NO_ERROR)
+    assert rig.link.wire.closing
+    assert rig.counters.reasons == {"idle": 1}
+
+
+def test_a_connection_with_a_long_stream_is_not_idle():
+    rig = Served(idle_timeout=20.0)
+    heard = rig.open(body=b"x", end=False)
+    for _ in range(60):
+        rig.loop.advance(1.0)
+        rig.link.pump()
+    assert heard.closed == []
+    assert not rig.raw.goaways
+
+
+def test_an_old_connection_is_closed_gracefully():
+    rig = Served(max_connection_age=60.0, idle_timeout=0.0)
+    heard = rig.open(body=b"x", end=False)
+    for _ in range(65):
+        rig.loop.advance(1.0)
+        rig.link.pump()
+    assert rig.raw.goaways[0] == (LAST, NO_ERROR)
+    assert heard.closed == []
+    heard.stream.respond(RESPONSE)
+    heard.stream.trailers(TRAILERS)
+    rig.link.pump()
+    assert heard.closed == [0]
+    assert rig.link.wire.closing
+    assert rig.counters.reasons == {"max_age": 1}
+
+
+def test_a_client_that_says_goodbye_is_served_to_the_end():
+    rig = Served()
+    heard = rig.open(body=b"x", end=False)
+    rig.raw.connection.send_goaway(0)
+    rig.link.pump()
+    assert not rig.conn.dead
+    heard.stream.respond(RESPONSE)
+    heard.stream.trailers(TRAILERS)
+    rig.link.pump()
+    assert heard.closed == [0]
+    assert rig.counters.goaways_received == 1
+
+
+def test_a_no_error_reset_of_an_open_call_counts_as_a_cancel():
+    rig = Served()
+    heard = rig.open(body=b"x", end=False)
+    rig.raw.connection.reset_stream(1, NO_ERROR)
+    rig.link.pump()
+    assert heard.closed == [CANCEL]
+
+
+def test_an_open_transport_may_be_handed_over_with_its_first_bytes():
+    rig = Served()
+    loop, heard = rig.loop, []
+    conn = H2ServerProtocol(lambda *args: heard.append(args), NetSettings(), rig.flusher)
+    client = Raw(Role.CLIENT)
+    client.request()
+    first = client.take()
+    assert loop.time()
+    conn.connection_made(rig.link.wire)  # type: ignore[arg-type]
+    conn.data_received(first[:30])
+    conn.data_received(first[30:])
+    loop.run()
+    assert len(heard) == 1
