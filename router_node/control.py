@@ -22,21 +22,25 @@ COUNT_EVERY: Final = 1.0  # seconds between two snapshots
 _MAX_BEHIND: Final = 64 << 20  # bytes that may wait for a reader that does not read
 
 
+class View(msgspec.Struct, tag="view", frozen=True):
+    """A source's whole view; it replaces the one before."""
+
+    source: str
+    nodes: tuple[Candidate, ...]
+
+
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """First message to a worker. ``bridge`` is where health and reflection are answered, ``sources`` name the views."""
+    """First message to a worker. ``bridge`` is where health and reflection are answered.
+
+    ``sources`` name the sources that there are, ``views`` what they have said so far.
+    """
 
     config: Config
     worker: int
     port: int
     bridge: str
     sources: list[str]
-
-
-class View(msgspec.Struct, tag="view", frozen=True):
-    """A source's whole view; it replaces the one before."""
-
-    source: str
-    nodes: tuple[Candidate, ...]
+    views: list[View]
 
 
 class Serving(msgspec.Struct, tag="serving", frozen=True):

@@ -219,10 +219,8 @@ class Fleet:
         try:
             worker.channel = channel
             names = [source.name for source in self._sources]
-            self._send(worker, Start(self._config, worker.number, self._port, self._bridge, names))
-            for source in self._sources:
-                if source.last is not None:
-                    self._send(worker, View(source.name, source.last))
+            views = [View(source.name, source.last) for source in self._sources if source.last is not None]
+            self._send(worker, Start(self._config, worker.number, self._port, self._bridge, names, views))
             await self._hear(worker, channel)
         finally:
             await channel.close()

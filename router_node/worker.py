@@ -37,6 +37,7 @@ from shared import logging as logs
 from shared.config import ConfigError
 
 _START_TIMEOUT = 10.0  # seconds for the supervisor's first message
+_REACH_TIMEOUT = 3.0  # seconds for the first node to be ready
 
 
 def main() -> None:
@@ -75,15 +76,19 @@ async def work(sock: socket.socket) -> int:
         nodes = NodeSide(config, list(sources.values()), start.worker)
         bridge = Bridge(start.bridge, nodes.net, nodes.flusher)
         clients = ClientSide(config, nodes, load_keys(config), bridge, shared_port=True)
-        for part in (bridge, nodes, clients):
-            stack.push_async_callback(part.close)
-            await part.start()
-        channel.send(Serving(clients.address))
-        tasks = (
-            asyncio.create_task(_listen(channel, sources, signals.stop), name="control-listen"),
-            asyncio.create_task(_count(channel, clients, signals.stop), name="control-count"),
-        )
+        stack.push_async_callback(bridge.close)
+        await bridge.start()
+        stack.push_async_callback(nodes.close)
+        await nodes.start()
+        for view in start.views:
+            sources[view.source].take(view)
+        tasks = [asyncio.create_task(_listen(channel, sources, signals.stop), name="control-listen")]
         try:
+            await _reach_nodes(nodes)
+            stack.push_async_callback(clients.close)
+            await clients.start()
+            channel.send(Serving(clients.address))
+            tasks.append(asyncio.create_task(_count(channel, clients, signals.stop), name="control-count"))
             await signals.stop.wait()
             finished = await clients.drain(signals.hurry)
         finally:
@@ -93,6 +98,22 @@ async def work(sock: socket.socket) -> int:
         with contextlib.suppress(ChannelClosed):
             channel.send(Counted(clients.snapshot()))
     return OK if finished or not signals.hurry.is_set() else FAILED
+
+
+async def _reach_nodes(nodes: NodeSide) -> None:
+    """Where nodes are known, wait a little for one: a new worker should be as able as the others."""
+    able = asyncio.Event()
+
+    def look() -> None:
+        if not nodes.membership.known or not nodes.not_ready():
+            able.set()
+
+    nodes.membership.on_change.append(look)
+    look()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REACH_TIMEOUT):
+            await able.wait()
+    nodes.membership.on_change.remove(look)
 
 
 async def _listen(channel: Channel, sources: dict[str, RelayedSource], stop: asyncio.Event) -> None:

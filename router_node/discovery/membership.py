@@ -114,6 +114,11 @@ class Membership(LinkOwner):
         """All addresses, by node id and address."""
         return sorted(self._entries.values(), key=lambda entry: (entry.link.node_id, entry.link.address))
 
+    @property
+    def known(self) -> int:
+        """How many addresses there are."""
+        return len(self._entries)
+
     def owner(self, node_id: str) -> Link | None:
         """The link behind a node that the dispatcher knows."""
         return self._owners.get(node_id)

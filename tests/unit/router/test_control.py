@@ -34,7 +34,7 @@ async def pair() -> tuple[Channel, Channel]:
 
 async def test_messages_arrive_as_they_were_sent() -> None:
     supervisor, worker = await pair()
-    start = Start(Config(router=RouterConfig(nodes=["a:1"])), 3, 8000, "unix:/x", ["static"])
+    start = Start(Config(router=RouterConfig(nodes=["a:1"])), 3, 8000, "unix:/x", ["static"], [View("static", ())])
     view = View("static", (Candidate("a:1", "n1"), Candidate("b:2")))
     supervisor.send(start)
     supervisor.send(view)
