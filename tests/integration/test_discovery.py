@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import grpc
 import grpc.aio
 import pytest
 from redis.asyncio import Redis
@@ -19,6 +21,7 @@ from router_node.dispatch import Ask, Reservation
 from router_node.node_side import NodeSide, configured_sources
 from shared.errors import Code, LayaError
 from shared.pb.laya.v1 import inference_pb2
+from tests.support.certs import Authority, Pair
 from tests.support.grpc_node import GrpcNode
 from tests.support.ports import free_port, until
 from tests.support.valkey import Valkey
@@ -78,6 +81,12 @@ async def deregister(valkey: Valkey, node_id: str) -> None:
         await redis.delete(node_key("laya", node_id))
         await redis.srem(index_key("laya"), node_id)
         await redis.publish(events_channel("laya"), "1")
+
+
+def mutual_tls(pair: Pair, authority: Authority) -> grpc.ServerCredentials:
+    """Credentials of a server that lets in only whom the authority knows."""
+    chain = (Path(pair.key).read_bytes(), Path(pair.cert).read_bytes())
+    return grpc.ssl_server_credentials([chain], Path(authority.file).read_bytes(), require_client_auth=True)
 
 
 def links(side: NodeSide) -> list[Link]:
@@ -212,6 +221,24 @@ async def test_the_token_goes_with_every_call(world: World, monkeypatch: pytest.
     await until(is_ready(side, "n1"), "described and watched with the token")
     await links(side)[0].drain(0, undo=False)
     assert len(node.drains) == 1
+
+
+async def test_nodes_are_spoken_to_over_mutual_tls(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    theirs, ours = authority.pair("node"), authority.pair("router")
+    node = GrpcNode()
+    node.credentials = mutual_tls(theirs, authority)
+    world.nodes.append(await node.start())
+    monkeypatch.setenv("LAYA_ROUTER__NODE_TLS__CA_FILE", authority.file)
+    stranger = await world.router("--node", node.address)
+    monkeypatch.setenv("LAYA_ROUTER__NODE_TLS__CERT_FILE", ours.cert)
+    monkeypatch.setenv("LAYA_ROUTER__NODE_TLS__KEY_FILE", ours.key)
+    side = await world.router("--node", node.address)
+    await until(is_ready(side, "n1"), "the node is ready")
+    await until(lambda: links(stranger)[0].pool.last_error, "a router without a certificate is not let in")
+    assert stranger.dispatcher.nodes() == []
 
 
 async def test_a_node_that_dies_is_dark_at_once_and_back_when_it_returns(world: World) -> None:

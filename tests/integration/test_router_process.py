@@ -8,11 +8,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+import grpc
 import pytest
 
+from shared.pb.laya.v1 import inference_pb2, inference_pb2_grpc
+from tests.support.certs import Authority
 from tests.support.processes import ROOT, Proc
 
 pytestmark = pytest.mark.integration
@@ -154,3 +158,19 @@ def test_logs_are_json_where_they_should_be() -> None:
         router.stop()
     events = [json.loads(line)["event"] for line in router.output().splitlines()]
     assert events[0] == "router_ready" and events[-1] == "router_stopped"
+
+
+def test_the_public_port_speaks_tls_where_it_should(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.pair("router")
+    env = {"LAYA_SERVER__TLS__CERT_FILE": pair.cert, "LAYA_SERVER__TLS__KEY_FILE": pair.key}
+    router = start(env=env)
+    try:
+        credentials = grpc.ssl_channel_credentials(Path(authority.file).read_bytes())
+        with grpc.secure_channel(router.address, credentials) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+            assert list(stub.ListModels(inference_pb2.ListModelsRequest(), timeout=10).models) == []
+        with urllib.request.urlopen(f"http://{router.ready['admin']}/healthz", timeout=5) as answer:
+            assert answer.status == 200  # the private listener stays in clear, on loopback
+    finally:
+        assert router.stop() == 0

@@ -39,6 +39,7 @@ class GrpcNode(node_pb2_grpc.NodeServicer):
             ready=True,
         )
         self.token = token
+        self.credentials: grpc.ServerCredentials | None = None  # TLS, where they are set before ``start``
         self.watchers: list[str] = []  # ids of all watches that were opened, in order
         self.watching = 0
         self.drains: list[node_pb2.DrainRequest] = []
@@ -65,7 +66,9 @@ class GrpcNode(node_pb2_grpc.NodeServicer):
         )
         handlers = grpc.method_handlers_generic_handler("laya.v1.Inference", {"Generate": generate})
         server.add_generic_rpc_handlers((handlers,))
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        place = f"127.0.0.1:{self.port}"
+        secure = self.credentials
+        self.port = server.add_secure_port(place, secure) if secure is not None else server.add_insecure_port(place)
         await server.start()
         self._server = server
         return self
