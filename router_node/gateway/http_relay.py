@@ -76,7 +76,7 @@ class HttpRelay(ClientSink):
         """Route the request. Raises LayaError when no node can take it; the caller answers then."""
         account = self._account
         self._exchange.on_abort = self._client_gone
-        reservation = account.submit(self._call.fields, None, self._granted, self.refuse)
+        reservation = account.submit(self._call.fields, self._granted, self.refuse)
         if reservation is None:
             account.worked = account.core.clock() - since
         else:

@@ -76,18 +76,16 @@ class Account:
     def submit(
         self,
         fields: Fields,
-        deadline: float | None,
         on_grant: Callable[[Reservation], None],
         on_refuse: Callable[[LayaError], None],
     ) -> Reservation | None:
         """Ask for a node: a reservation when one has room now, else None and one of the callbacks later.
 
-        ``deadline`` is in loop time. Raises LayaError when no node can ever take the request.
+        Raises LayaError when no node can ever take the request.
         """
         if not fields.model:
             fields.model = self.core.only_model()
         self.model = fields.model
-        fields.deadline = deadline
         caller = self.caller
         if caller is not None:
             fields.tenant = caller.tenant
@@ -97,7 +95,9 @@ class Account:
         if isinstance(outcome, Ticket):
             self.ticket = outcome
             return None
-        self.granted(outcome)
+        self.reservation = outcome
+        self.node_id = outcome.node.id
+        self.attempts = 1
         return outcome
 
     def wait_again(

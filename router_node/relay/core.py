@@ -83,17 +83,19 @@ class RelayCore:
         reservation: Reservation,
         request_id: bytes,
         forward: Headers,
-    ) -> Headers:
+    ) -> CheckedHeaders:
         """The header block that opens a node's stream."""
         out = CheckedHeaders(_OPENING)
-        out.append((b":path", path))
-        out.append(_TE)
-        out.append((b"content-type", content_type))
+        out += (
+            (b":path", path),
+            _TE,
+            (b"content-type", content_type),
+            (names.DISPATCH, reservation.id),
+            (names.PRIORITY, b"%d" % reservation.ask.priority),
+            (names.REQUEST_ID, request_id),
+        )
         out += self._tenant(caller.tenant) if caller is not None and caller.tenant else self._common
         out += forward
-        out.append((names.DISPATCH, reservation.id))
-        out.append((names.PRIORITY, b"%d" % reservation.ask.priority))
-        out.append((names.REQUEST_ID, request_id))
         return out
 
     def _tenant(self, tenant: str) -> Headers:

@@ -12,10 +12,8 @@ from abc import abstractmethod
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-TICK: Final = 0.01  # seconds
 _SECOND: Final = 100  # ticks
 _MINUTE: Final = 60 * _SECOND
-_HOUR: Final = 60 * _MINUTE
 HORIZON: Final = 7 * 86_400.0  # seconds; a deadline beyond is never enforced here
 
 
@@ -42,12 +40,11 @@ class Deadlines:
 
     def add(self, seconds: float, owner: Deadlined) -> int:
         """Have ``owner`` told after ``seconds``; the tick returned is for ``drop``. 0: too far away to matter."""
-        if seconds > HORIZON:
-            return 0
-        ticks = int(seconds / TICK) + 1
-        due = int(self._loop.time() / TICK) + 1 + ticks
-        if ticks > _MINUTE:
-            grid = _SECOND if ticks <= _HOUR else _MINUTE
+        due = int((self._loop.time() + seconds) * _SECOND) + 2
+        if seconds > 60.0:
+            if seconds > HORIZON:
+                return 0
+            grid = _SECOND if seconds <= 3600.0 else _MINUTE
             due += grid - due % grid
         owners = self._ticks.get(due)
         if owners is None:
@@ -79,12 +76,12 @@ class Deadlines:
         if self._handle is not None:
             self._handle.cancel()
         self._armed = due
-        self._handle = self._loop.call_at(due * TICK, self._fire)
+        self._handle = self._loop.call_at(due / _SECOND, self._fire)
 
     def _fire(self) -> None:
         self._handle = None
         heap, ticks = self._heap, self._ticks
-        now = int(self._loop.time() / TICK)
+        now = int(self._loop.time() * _SECOND)
         while heap and heap[0] <= now:
             owners = ticks.pop(heappop(heap))
             self.count -= len(owners)

@@ -49,13 +49,16 @@ def from_metadata(metadata: dict[bytes, bytes]) -> Fields:
     if named is not None:
         out.model = model(named, "laya-model")
     if prompt is not None:
-        out.prompt_tokens = count(prompt, "laya-prompt-tokens", 0)
+        if prompt.isdigit() and len(prompt) < 10:
+            out.prompt_tokens = int(prompt)
+        else:
+            out.prompt_tokens = count(prompt, "laya-prompt-tokens", 0)
     if limit is not None:
         out.max_new_tokens = count(limit, "laya-max-tokens", 1)
         out.complete = bool(named) and prompt is not None
     value = get(names.SESSION)
     if value is not None:
-        out.session = session(value, "laya-session")
+        out.session = value if len(value) <= MAX_SESSION else session(value, "laya-session")
     value = get(names.PRIORITY)
     if value is not None:
         out.priority = priority(value, "laya-priority")

@@ -8,13 +8,16 @@ from typing import Final
 from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
 from router_node.relay.fields import from_metadata
-from router_node.relay.headers import RequestHead, trailers_only
+from router_node.relay.headers import check_path, trailers_only
 from router_node.relay.local import BridgeStream, ListModels
-from router_node.relay.methods import LIST_MODELS_PATH, METHODS, Method, check_caps
+from router_node.relay.methods import LIST_MODELS_PATH, METHODS, check_caps
 from router_node.relay.relay_stream import RelayStream
+from shared import headers as names
 from shared.errors import Code, LayaError
+from shared.ids import sane_request_id
 from shared.logging import event, get
 from shared.net.api import Headers, ServerSink, ServerStream, Upstream
+from shared.net.fields import CheckedHeaders
 
 log = get("relay")
 
@@ -29,11 +32,12 @@ OTHER: Final = "other"
 class RelayFront:
     """The acceptor of gRPC calls."""
 
-    __slots__ = ("_bridge", "_core")
+    __slots__ = ("_bridge", "_core", "_most")
 
     def __init__(self, core: RelayCore, bridge: Upstream | None = None) -> None:
         self._core = core
         self._bridge = bridge
+        self._most = core.settings.max_n * core.settings.max_max_tokens
 
     def accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink | None:
         """Take a new stream, or answer it with an error at once."""
@@ -42,14 +46,19 @@ class RelayFront:
         account = Account(core, "grpc", OTHER, stream.peer, since)
         relay: RelayStream | None = None
         try:
-            head = core.rules.read(headers)
-            account.request_id = head.request_id or core.make_request_id()
-            method = METHODS.get(head.path)
+            fields = core.rules.check(headers)
+            asked = fields.get(names.REQUEST_ID)
+            account.request_id = asked if asked is not None and sane_request_id(asked) else core.make_request_id()
+            method = METHODS.get(fields.get(b":path", b""))
             if method is None:
-                return self._other(stream, account, head, end)
+                check_path(fields.get(b":path", b""))
+                return self._other(stream, account, headers, fields, end)
             account.method = method.label
-            account.caller = core.authorizer.authorize(head.authorization)
-            relay = self._relay(stream, account, head, method)
+            account.caller = core.authorizer.authorize(fields.get(b"authorization"))
+            ask = from_metadata(fields)
+            if ask.max_new_tokens > self._most:
+                check_caps(ask, core.settings)
+            relay = RelayStream(stream, account, fields, core.rules.forward(headers), method, ask)
             relay.begin(end, since)
             return relay
         except LayaError as error:
@@ -68,23 +77,20 @@ class RelayFront:
             self._refuse(stream, account, failure)
             return None
 
-    def _relay(self, stream: ServerStream, account: Account, head: RequestHead, method: Method) -> RelayStream:
-        fields = from_metadata(head.fields)
-        check_caps(fields, self._core.settings)
-        return RelayStream(stream, account, head, method, fields)
-
-    def _other(self, stream: ServerStream, account: Account, head: RequestHead, end: bool) -> ServerSink | None:
+    def _other(
+        self, stream: ServerStream, account: Account, headers: Headers, fields: dict[bytes, bytes], end: bool
+    ) -> ServerSink:
         """Paths that no node serves."""
-        core, path = self._core, head.path
+        core, path, key = self._core, fields[b":path"], fields.get(b"authorization")
         if path == LIST_MODELS_PATH:
             account.method = "ListModels"
-            account.caller = core.authorizer.authorize(head.authorization)
+            account.caller = core.authorizer.authorize(key)
             return ListModels.answer(stream, account, end)
         if path.startswith(HEALTH):
-            return self._bridged(stream, account, head, end)
+            return self._bridged(stream, account, headers, fields, end)
         if path.startswith(REFLECTION):
-            account.caller = core.authorizer.authorize(head.authorization)
-            return self._bridged(stream, account, head, end)
+            account.caller = core.authorizer.authorize(key)
+            return self._bridged(stream, account, headers, fields, end)
         shown = path.decode("ascii", "replace")
         if path.startswith(PRIVATE):
             raise LayaError(
@@ -94,10 +100,23 @@ class RelayFront:
             )
         raise LayaError(Code.UNIMPLEMENTED, "METHOD_UNKNOWN", f"The method {shown} does not exist here.")
 
-    def _bridged(self, stream: ServerStream, account: Account, head: RequestHead, end: bool) -> ServerSink | None:
+    def _bridged(
+        self, stream: ServerStream, account: Account, headers: Headers, fields: dict[bytes, bytes], end: bool
+    ) -> ServerSink:
         if self._bridge is None:
             raise LayaError(Code.UNIMPLEMENTED, "METHOD_UNKNOWN", "This router serves neither health nor reflection.")
-        return BridgeStream.open(stream, account, head, self._bridge, end)
+        opening = CheckedHeaders(
+            [
+                (b":method", b"POST"),
+                (b":scheme", b"http"),
+                (b":authority", b"localhost"),
+                (b":path", fields[b":path"]),
+                (b"te", b"trailers"),
+                (b"content-type", fields[b"content-type"]),
+                *self._core.rules.forward(headers),
+            ]
+        )
+        return BridgeStream.open(stream, account, opening, self._bridge, end)
 
     def _refuse(self, stream: ServerStream, account: Account, error: LayaError) -> None:
         account.failed(error)

@@ -12,10 +12,9 @@ from typing import Final
 
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
-from shared.ids import sane_request_id
 from shared.net.api import Headers
 from shared.net.fields import CheckedHeaders
-from shared.net.grpc_wire import is_grpc_type, parse_timeout
+from shared.net.grpc_wire import is_grpc_type
 
 _PATH: Final = re.compile(rb"/[^/]{1,127}/[^/]{1,127}").fullmatch  # /package.Service/Method
 
@@ -37,29 +36,6 @@ GRPC: Final = (b"content-type", b"application/grpc")
 _STATUS_200: Final = (b":status", b"200")
 
 
-class RequestHead:
-    """A gRPC request's headers after the checks.
-
-    ``fields`` are all headers by name; ``forward`` those of the client's that may pass to a node; ``timeout`` is
-    seconds, None without a limit; ``request_id`` is empty where the client sent none that may be kept.
-    """
-
-    __slots__ = ("authorization", "content_type", "encoding", "fields", "forward", "path", "request_id", "timeout")
-
-    def __init__(self, fields: dict[bytes, bytes], forward: Headers) -> None:
-        get = fields.get
-        self.fields = fields
-        self.forward = forward
-        self.path = fields[b":path"]
-        self.content_type = fields[b"content-type"]
-        self.authorization = get(b"authorization")
-        self.encoding = get(b"grpc-encoding", b"identity")
-        timeout = get(b"grpc-timeout")
-        self.timeout = None if timeout is None else parse_timeout(timeout)
-        request_id = get(names.REQUEST_ID, b"")
-        self.request_id = request_id if request_id and sane_request_id(request_id) else b""
-
-
 class HeaderRules:
     """The allow-list of one router: what the project needs and what its operator added."""
 
@@ -68,31 +44,40 @@ class HeaderRules:
     def __init__(self, extra: frozenset[bytes] = frozenset()) -> None:
         self._allowed = (names.TO_NODE | extra) - _NOT_FORWARDED
 
-    def read(self, headers: Headers) -> RequestHead:
-        """Check a request's headers. Raises LayaError with one sentence for the first rule they break."""
+    def check(self, headers: Headers) -> dict[bytes, bytes]:
+        """A gRPC request's headers by name. Raises LayaError with one sentence for the first rule they break.
+
+        The path is left to ``check_path``: a path that is known needs no look at its form.
+        """
         fields = dict(headers)
         get = fields.get
-        # The order of what nearly every request has; whatever differs is looked at closely.
+        # What nearly every request looks like; whatever differs is looked at closely.
         if (
             get(b"content-type") != b"application/grpc"
             or get(b"te") != b"trailers"
             or get(b":method") != b"POST"
             or len(fields) != len(headers)
-            or not _PATH(get(b":path", b""))
         ):
             _check(headers, fields)
-        if not b"".join(fields.values()).isascii():
-            self._check_ascii(headers)
-        allowed = self._allowed
-        return RequestHead(fields, [pair for pair in headers if pair[0] in allowed])
+        return fields
 
-    def _check_ascii(self, headers: Headers) -> None:
-        for name, value in headers:
-            if name in self._allowed and not value.isascii():
-                shown = name.decode("ascii", "replace")
-                raise invalid(
-                    f"The metadata {shown} has bytes beyond ASCII: use a name that ends in -bin for such values.", shown
-                )
+    def forward(self, headers: Headers) -> Headers:
+        """Those of a client's headers that pass to a node as they are.
+
+        A value with bytes beyond ASCII, which HTTP allows and gRPC does not, is thrown away: it must not be an error.
+        """
+        allowed = self._allowed
+        return [pair for pair in headers if pair[0] in allowed and pair[1].isascii()]
+
+
+def check_path(path: bytes) -> None:
+    """Raise LayaError UNIMPLEMENTED for a path that cannot be a gRPC method's."""
+    if not _PATH(path):
+        raise LayaError(
+            Code.UNIMPLEMENTED,
+            "METHOD_UNKNOWN",
+            f"The path {_shown(path)} names no method: gRPC paths have the form /package.Service/Method.",
+        )
 
 
 def _check(headers: Headers, fields: dict[bytes, bytes]) -> None:
@@ -108,13 +93,6 @@ def _check(headers: Headers, fields: dict[bytes, bytes]) -> None:
     te = fields.get(b"te", b"trailers")
     if te != b"trailers":
         raise invalid(f"The te header is {_shown(te)}: the only value HTTP/2 allows is 'trailers'.", "te")
-    path = fields.get(b":path", b"")
-    if not _PATH(path):
-        raise LayaError(
-            Code.UNIMPLEMENTED,
-            "METHOD_UNKNOWN",
-            f"The path {_shown(path)} names no method: gRPC paths have the form /package.Service/Method.",
-        )
 
 
 def _check_repeats(headers: Headers) -> None:

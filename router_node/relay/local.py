@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from router_node.relay.account import Account
-from router_node.relay.headers import GRPC, RequestHead, trailers_only
+from router_node.relay.headers import GRPC, trailers_only
 from shared import headers as names
 from shared.errors import Code, LayaError, unavailable
 from shared.net.api import Headers, ServerSink, ServerStream, Upstream
-from shared.net.fields import CheckedHeaders
 from shared.net.grpc_wire import frame
 from shared.net.splice import Splice
 
@@ -83,21 +82,10 @@ class BridgeStream(Splice):
 
     @classmethod
     def open(
-        cls, stream: ServerStream, account: Account, head: RequestHead, bridge: Upstream, end: bool
+        cls, stream: ServerStream, account: Account, headers: Headers, bridge: Upstream, end: bool
     ) -> BridgeStream:
-        """Own the stream and join it to the private socket."""
+        """Own the stream and join it to the private socket with these headers."""
         relay = cls(stream, account)
-        headers = CheckedHeaders(
-            [
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":authority", b"localhost"),
-                (b":path", head.path),
-                (b"te", b"trailers"),
-                (b"content-type", head.content_type),
-                *[pair for pair in head.forward if not pair[0].startswith(b"laya-")],
-            ]
-        )
         if not relay.join(bridge, headers, end):
             relay._refuse()
         return relay

@@ -14,12 +14,12 @@ from router_node.dispatch import Reservation
 from router_node.relay.account import Account, node_lost
 from router_node.relay.core import RelayCore
 from router_node.relay.fields import Fields
-from router_node.relay.headers import RequestHead, response_for_client, trailers_for_client
+from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Headers, ServerStream
-from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout
+from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout, parse_timeout
 from shared.net.splice import Splice
 
 # A node that answers UNAVAILABLE for one of these has not begun the request.
@@ -28,32 +28,44 @@ _BROKEN: Final = frozenset((PROTOCOL_ERROR, INTERNAL_ERROR))
 
 
 class RelayStream(Splice):
-    """A dispatched call; ``account`` is its books, ``head`` its checked headers."""
+    """A dispatched call. ``fields`` are its checked headers by name, ``forward`` those that pass to a node."""
 
     __slots__ = (
         "_account",
+        "_ask",
         "_core",
-        "_deadline",
         "_deframer",
         "_due",
         "_empty",
         "_fields",
-        "_head",
+        "_forward",
         "_lost",
         "_method",
         "_offered",
+        "_reading",
         "_scan_due",
+        "_timeout",
     )
 
-    def __init__(self, down: ServerStream, account: Account, head: RequestHead, method: Method, fields: Fields) -> None:
+    def __init__(
+        self,
+        down: ServerStream,
+        account: Account,
+        fields: dict[bytes, bytes],
+        forward: Headers,
+        method: Method,
+        ask: Fields,
+    ) -> None:
         super().__init__(down)
         self._account = account
         self._core: RelayCore = account.core
-        self._head = head
-        self._method = method
         self._fields = fields
+        self._forward = forward
+        self._method = method
+        self._ask = ask
+        self._reading = False  # the first message must be read before a node can be chosen
         self._deframer: Deframer | None = None
-        self._deadline: float | None = None
+        self._timeout = 0.0  # the client's, in seconds; 0: none
         self._due = 0
         self._scan_due = 0
         self._empty = False
@@ -65,18 +77,20 @@ class RelayStream(Splice):
 
         Raises LayaError when it cannot be taken; the caller answers then.
         """
-        core, head, fields = self._core, self._head, self._fields
-        if head.timeout is not None:
-            self._deadline = core.loop.time() + head.timeout
-            self._due = core.deadlines.add(head.timeout, self)
+        core, ask = self._core, self._ask
+        given = self._fields.get(b"grpc-timeout")
+        if given is not None:
+            self._timeout = timeout = parse_timeout(given)
+            ask.deadline = core.loop.time() + timeout
+            self._due = core.deadlines.add(timeout, self)
         self._empty = end
-        if fields.complete:
+        if ask.complete:
             self._submit(since)
             return
         if end:
             raise invalid("The request ended without a message: send one.")
-        self._deframer = Deframer(core.settings.max_scan_bytes, head.encoding)
-        if self._due == 0 or (head.timeout or 0.0) > core.settings.body_timeout:
+        self._reading = True
+        if self._due == 0 or self._timeout > core.settings.body_timeout:
             self._scan_due = core.deadlines.add(core.settings.body_timeout, self)
         self._account.worked = core.clock() - since
 
@@ -85,46 +99,72 @@ class RelayStream(Splice):
     def on_data(self, data: bytes, end: bool) -> None:
         """Request bytes; the first message is read on its way where metadata did not say enough."""
         super().on_data(data, end)
-        if self._deframer is not None:
+        if self._reading:
             since = self._core.clock()
             try:
-                self._read(self._deframer, data, end, since)
+                self._read(data, end, since)
             except LayaError as error:
                 self.refuse(error)
 
-    def _read(self, deframer: Deframer, data: bytes, end: bool, since: float) -> None:
+    def _read(self, data: bytes, end: bool, since: float) -> None:
+        core = self._core
+        size = max(0, len(data) - 5)
+        if (
+            self._deframer is None
+            and data[:5] == b"\0" + size.to_bytes(4, "big")
+            and size <= core.settings.max_scan_bytes
+        ):
+            self._route(data[5:], since)  # one message, whole and plain, as nearly always
+            return
         try:
-            messages = deframer.feed(data)
+            message = self._collect(data)
         except LayaError as error:
-            if error.reason != "BODY_TOO_LARGE" or not self._fields.model:
-                raise _too_large(error, self._core.settings.max_scan_bytes) from None
-            messages = []
+            if error.reason != "BODY_TOO_LARGE":
+                raise
+            if not self._ask.model:
+                raise _too_large(core.settings.max_scan_bytes) from None
+            self._route(b"", since)  # metadata names the model: that must do
+            return
+        if message is not None:
+            self._route(message, since)
+        elif end:
+            raise invalid("The request ended in the middle of its first message: send it whole.")
         else:
-            if not messages:
-                if end:
-                    raise invalid("The request ended in the middle of its first message: send it whole.")
-                self.ask_more(len(data))  # a message may be longer than the client's window
-                return
-        self._deframer = None
-        self._drop_scan_timer()
-        if messages:
-            self._core.metrics.count("scan")
-            self._method.read(messages[0], self._fields, self._core.settings)
+            self.ask_more(len(data))  # a message may be longer than the client's window
+
+    def _collect(self, data: bytes) -> bytes | None:
+        """The first message once all of it is here. Raises LayaError."""
+        deframer = self._deframer
+        if deframer is None:
+            encoding = self._fields.get(b"grpc-encoding", b"identity")
+            deframer = self._deframer = Deframer(self._core.settings.max_scan_bytes, encoding)
+        messages = deframer.feed(data)
+        return messages[0] if messages else None
+
+    def _route(self, message: bytes, since: float) -> None:
+        """Choose a node by what the message says. Raises LayaError."""
+        self._stop_reading()
+        core = self._core
+        if message:
+            core.metrics.count("scan")
+            self._method.read(message, self._ask, core.settings)
+        elif not self._ask.model:
+            self._ask.model = core.only_model()
         self._submit(since)
 
     def on_deadline(self) -> None:
         """The client's time is over, or its first message did not come in time."""
-        if self._deframer is not None and self._scan_due:
+        if self._reading and self._scan_due:
             seconds = self._core.settings.body_timeout
             what = f"The first message did not arrive within {seconds:g} s: send it with the call."
         else:
-            what = f"The call's deadline of {self._head.timeout or 0:g} s passed before it was complete."
+            what = f"The call's deadline of {self._timeout:g} s passed before it was complete."
         self.refuse(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what))
 
     def refuse(self, error: LayaError) -> None:
         """End the call with an error, on both sides."""
         if not self.complete and not self.down.closed:
-            self._deframer = None
+            self._stop_reading()
             self._account.failed(error)
             self._account.release()
             self.fail(error)
@@ -133,7 +173,7 @@ class RelayStream(Splice):
 
     def _submit(self, since: float) -> None:
         account = self._account
-        reservation = account.submit(self._fields, self._deadline, self._granted, self.refuse)
+        reservation = account.submit(self._ask, self._granted, self.refuse)
         if reservation is not None:
             self._go(reservation, since)
         else:
@@ -146,13 +186,13 @@ class RelayStream(Splice):
         self._go(reservation, since)
 
     def _go(self, reservation: Reservation | None, since: float) -> None:
-        account, head = self._account, self._head
-        forward = head.forward
-        if self._deadline is not None and (account.attempts > 1 or reservation is None or reservation.waited > 0):
+        account, fields, forward = self._account, self._fields, self._forward
+        if account.attempts > 1 or (reservation is not None and reservation.waited > 0):
             forward = self._less_time(forward)
+        path, content_type = fields[b":path"], fields[b"content-type"]
         while reservation is not None:
             headers = self._core.node_headers(
-                head.path, head.content_type, account.caller, reservation, account.request_id, forward
+                path, content_type, account.caller, reservation, account.request_id, forward
             )
             upstream = reservation.node.upstream
             if upstream is not None and self.join(upstream, headers, self._empty):
@@ -164,7 +204,10 @@ class RelayStream(Splice):
 
     def _less_time(self, forward: Headers) -> Headers:
         """The node gets the time that is left, not what there was before the wait."""
-        left = format_timeout((self._deadline or 0.0) - self._core.loop.time())
+        deadline = self._ask.deadline
+        if deadline is None:
+            return forward
+        left = format_timeout(deadline - self._core.loop.time())
         return [pair if pair[0] != b"grpc-timeout" else (b"grpc-timeout", left) for pair in forward]
 
     # From a node.
@@ -230,7 +273,7 @@ class RelayStream(Splice):
         """The node's stream ended early. Before the first response byte the request goes to another node, once."""
         account, self._lost = self._account, self._lost + 1
         self._core.metrics.count("node_lost")
-        may_repeat = unprocessed or (code == CANCEL and names.NO_MIGRATE not in self._head.fields)
+        may_repeat = unprocessed or (code == CANCEL and names.NO_MIGRATE not in self._fields)
         if not self.responded and self.can_replay and may_repeat and self._lost == 1:
             since = self._core.clock()
             reservation = account.another()
@@ -250,9 +293,8 @@ class RelayStream(Splice):
 
     def finished(self, code: int) -> None:
         """Both streams are over."""
-        self._deframer = None
         account = self._account
-        self._drop_scan_timer()
+        self._stop_reading()
         if self._due:
             self._core.deadlines.drop(self._due, self)
         account.bytes_in, account.bytes_out = self.bytes_in, self.bytes_out
@@ -264,7 +306,9 @@ class RelayStream(Splice):
                 account.code = _status(self.grpc_status)
         account.end()
 
-    def _drop_scan_timer(self) -> None:
+    def _stop_reading(self) -> None:
+        self._reading = False
+        self._deframer = None
         if self._scan_due:
             self._core.deadlines.drop(self._scan_due, self)
             self._scan_due = 0
@@ -274,9 +318,7 @@ def _status(value: bytes) -> int:
     return int(value) if value.isdigit() and len(value) <= 2 else int(Code.UNKNOWN)
 
 
-def _too_large(error: LayaError, limit: int) -> LayaError:
-    if error.reason != "BODY_TOO_LARGE":
-        return error
+def _too_large(limit: int) -> LayaError:
     return LayaError(
         Code.INVALID_ARGUMENT,
         "BODY_TOO_LARGE",

@@ -130,6 +130,24 @@ async def test_an_endless_question_for_the_models_is_cut_off():
     rig.assert_idle()
 
 
+@pytest.mark.parametrize("value", [b"has space", b"x" * 129, b"", b"a\nb"])
+async def test_an_insane_request_id_is_replaced(value):
+    rig = Rig()
+    path = b"/laya.v1.Inference/ListModels"
+    client = FakeServerStream().call(rig.front.accept, headers(path, (names.REQUEST_ID, value)), b"")
+    assert dict(client.head)[names.REQUEST_ID].startswith(b"req-")
+    client.settle()
+
+
+async def test_a_malformed_deadline_is_refused():
+    rig = Rig()
+    sent = headers(b"/laya.v1.Inference/Generate", (b"grpc-timeout", b"soon"))
+    client = FakeServerStream().call(rig.front.accept, sent, b"x")
+    assert "grpc-timeout" in error_of(client).message
+    client.settle()
+    rig.assert_idle()
+
+
 async def test_a_key_s_best_priority_bounds_what_is_asked_for():
     rig = Rig(keys=[KEY])
     sdk = [(names.MODEL, MODEL.encode()), (names.PROMPT_TOKENS, b"1"), (names.MAX_TOKENS, b"1")]

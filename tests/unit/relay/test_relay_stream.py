@@ -185,7 +185,6 @@ async def test_a_request_that_names_no_model_takes_the_only_one():
         ([], b"\xff\xff\xff", Code.INVALID_ARGUMENT, "not the protobuf message"),
         ([(names.PROMPT_TOKENS, b"lots")], request(), Code.INVALID_ARGUMENT, "laya-prompt-tokens"),
         ([(names.MAX_TOKENS, b"2000000000"), *SDK[:2]], request(), Code.INVALID_ARGUMENT, "laya-max-tokens"),
-        ([(b"grpc-encoding", b"br")], request(), Code.UNIMPLEMENTED, "br"),
         ([], b"x" * 300_000, Code.INVALID_ARGUMENT, "laya-model"),
     ],
 )
@@ -199,6 +198,20 @@ async def test_a_bad_request_gets_one_clear_error_and_leaves_nothing(extra, mess
     rig.assert_idle()
     assert not any(upstream.streams for upstream in rig.upstreams.values())
     assert rig.log.entries[-1]["code"] == code
+
+
+async def test_a_compression_that_cannot_be_read_is_told_unless_the_message_is_plain():
+    rig = Rig()
+    for flag, status in ((b"\1", b"12"), (b"\0", b"0")):
+        client = FakeServerStream()
+        client.sink = rig.front.accept(client, headers(GENERATE, (b"grpc-encoding", b"br")), False)
+        assert client.sink is not None
+        client.sink.on_data(flag + frame(request())[1:], True)
+        if flag == b"\0":
+            rig.used.last.answer(b"x")
+        assert client.status()[b"grpc-status"] == status
+        client.settle()
+    rig.assert_idle()
 
 
 async def test_a_request_without_a_message_or_with_half_of_one_is_refused():
