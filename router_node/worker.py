@@ -70,7 +70,8 @@ async def work(sock: socket.socket) -> int:
         config = msgspec.structs.replace(start.config, server=server)
         logs.setup(server.log_level, server.log_format)
         if server.log_level != "debug":
-            logging.getLogger("laya.discovery").setLevel(logging.CRITICAL)  # the supervisor tells of nodes, once
+            for name in ("laya.discovery", "shared.net.pool"):  # the supervisor tells of nodes, once
+                logging.getLogger(name).setLevel(logging.CRITICAL)
 
         sources = {name: RelayedSource(name) for name in start.sources}
         nodes = NodeSide(config, list(sources.values()), start.worker)

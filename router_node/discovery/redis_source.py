@@ -80,6 +80,8 @@ class RedisSource(Source):
         self._gone_since: dict[str, float] = {}
 
     async def start(self, publish: Publish) -> None:
+        import redis.asyncio  # noqa: F401 - slow to load: now, rather than in the first read, when clients are there
+
         self._tasks = [
             asyncio.create_task(self._poll(publish), name="redis-poll"),
             asyncio.create_task(self._listen(), name="redis-listen"),
