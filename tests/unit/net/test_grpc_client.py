@@ -125,27 +125,26 @@ async def test_a_lost_connection_is_unavailable():
 
 
 async def test_grpcio_servers_are_understood():
-    class Handler(grpc.GenericRpcHandler[Any, Any]):
-        def service(self, details: Any) -> Any:
-            async def echo(request: bytes, context: Any) -> bytes:
-                await context.send_initial_metadata((("x-a", "1"),))
-                return request
+    async def echo(request: bytes, context: Any) -> bytes:
+        await context.send_initial_metadata((("x-a", "1"),))
+        return request
 
-            async def many(request: bytes, context: Any) -> AsyncIterator[bytes]:
-                for i in range(100):
-                    yield BytesValue(value=b"%d" % i).SerializeToString()
+    async def many(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for i in range(100):
+            yield BytesValue(value=b"%d" % i).SerializeToString()
 
-            async def fail(request: bytes, context: Any) -> bytes:
-                await context.abort(grpc.StatusCode.NOT_FOUND, "no é % such")
-                return b""
+    async def fail(request: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no é % such")
+        return b""
 
-            if details.method == "/t/Many":
-                return grpc.unary_stream_rpc_method_handler(many)
-            return grpc.unary_unary_rpc_method_handler(fail if details.method == "/t/Fail" else echo)
-
+    handlers: dict[str, Any] = {
+        "Echo": grpc.unary_unary_rpc_method_handler(echo),
+        "Many": grpc.unary_stream_rpc_method_handler(many),
+        "Fail": grpc.unary_unary_rpc_method_handler(fail),
+    }
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.aio.server(options=options, compression=grpc.Compression.Gzip)
-    server.add_generic_rpc_handlers((Handler(),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
