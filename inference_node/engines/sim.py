@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -213,20 +214,20 @@ class SimEngine(Engine):
 
     async def _run(self) -> None:
         """Step after step at the times the cost model gives; a late timer does not slow the simulated machine."""
-        loop = asyncio.get_running_loop()
+        clock = time.monotonic  # an event loop's own may tick in milliseconds
         scheduler = self._scheduler
-        due = loop.time()  # when the step in progress ends
+        due = clock()  # when the step in progress ends
         try:
             while True:
                 if not scheduler.has_work:
                     self._wake.clear()
                     await self._wake.wait()
-                    due = loop.time()
+                    due = clock()
                 step = scheduler.plan()
-                due = max(due, loop.time() - MAX_LAG) + step.seconds
+                due = max(due, clock() - MAX_LAG) + step.seconds
                 if not step.work:
                     raise RuntimeError("there is work and none of it can be scheduled")
-                await asyncio.sleep(max(0.0, due - loop.time()))
+                await asyncio.sleep(max(0.0, due - clock()))
                 for request in scheduler.finish(step):
                     if request.notify is not None:
                         request.notify()

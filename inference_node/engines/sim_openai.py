@@ -230,14 +230,14 @@ class _Response:
 
 
 async def prompts_of(engine: SimEngine, path: str, body: dict[str, Any]) -> list[Prompt]:
-    """The prompts of a body, as the application will read them. Raises BadRequest."""
+    """The prompts of a body, as the application will read them. Raises BadRequest, or NOT_FOUND for a path it lacks."""
     if path == "/v1/chat/completions":
         return [await chat_prompt(engine, convert(body, ChatBody))]
     if path == "/v1/completions":
         return text_prompts(convert(body, CompletionBody).prompt, "prompt")
     if path == "/v1/embeddings":
         return text_prompts(convert(body, EmbeddingBody).input, "input")
-    raise BadRequest(f"the sim engine has no {path}")
+    raise LayaError(Code.NOT_FOUND, "INVALID_REQUEST", f"the sim engine has no {path}")
 
 
 async def _read_json(receive: Receive) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from inference_node.engines.base import (
     Prompt,
 )
 from inference_node.engines.vllm_args import Arguments, Host
-from inference_node.engines.vllm_core import CoreProcess, CoreSetup, Launcher
+from inference_node.engines.vllm_core import PRELOAD, PRELOAD_CPU, CoreProcess, CoreSetup, Launcher
 from inference_node.engines.vllm_load import Loaded
 from inference_node.engines.vllm_openai import OpenAIApp, build, preload
 from inference_node.engines.vllm_stats import StatsCollector, exposition
@@ -93,7 +93,7 @@ class VllmEngine(Engine):
         eager = host.cpu and not {"compilation_config", "optimization_level"}.intersection(self._config.engine_args)
         vllm_env.apply(vllm_env.node_environment(self._config, eager_cpu=eager))
         style.apply()
-        setup = CoreSetup(vllm_env.core_environment(cores), cores, style, host.cpu)
+        setup = CoreSetup(vllm_env.core_environment(cores), cores, style, PRELOAD_CPU if host.cpu else PRELOAD)
         self._core = await self._in_thread(CoreProcess, setup)
         args: Arguments = await self._in_thread(vllm_load.arguments, self._config, self._names, host)
         if host.cpu and not args.uniproc:

@@ -254,7 +254,7 @@ def typed(values: Mapping[str, Any], owner: type) -> dict[str, Any]:
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 
-    hints = {f.name: f.type for f in dataclasses.fields(owner)}
+    hints: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(owner)}
     out: dict[str, Any] = {}
     for name, value in values.items():
         out[name] = value

@@ -24,8 +24,9 @@ from inference_node.engines.vllm_env import LogStyle
 
 _SPAWN = multiprocessing.get_context("spawn")
 _KILL_WAIT = 10.0  # seconds for the kernel to reap a killed process
-_PRELOAD_CPU = ("vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker")
-_PRELOAD = ("vllm.v1.engine.core",)
+# What an engine core imports, on the CPU also what the model's worker does.
+PRELOAD = ("vllm.v1.engine.core",)
+PRELOAD_CPU = (*PRELOAD, "vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class CoreSetup:
     environment: Mapping[str, str]  # on top of this process's
     cores: Sequence[int]  # cores it is bound to; empty leaves it free
     logs: LogStyle
-    cpu: bool
+    preload: Sequence[str]  # modules to import while there is no job yet
 
 
 class CoreProcess:
@@ -168,22 +169,24 @@ def _prepare(setup: CoreSetup) -> None:
 def _main(link: connection.Connection, setup: CoreSetup) -> None:
     """Body of an early process: load vLLM, wait for the job, do it."""
     _prepare(setup)
-    for module in _PRELOAD_CPU if setup.cpu else _PRELOAD:
+    for module in setup.preload:
         importlib.import_module(module)
     setup.logs.apply()
     try:
         target, kwargs = link.recv()
     except EOFError:
         return
-    code = 1
+    code = 0
     try:
         target(**kwargs)
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 0
     except Exception as e:
+        code = 1
         with suppress(OSError):
             link.send(f"{type(e).__name__}: {e}")
     # The core has released what it held. Taking the interpreter down object by object would only take seconds.
+    util._exit_function()  # type: ignore[attr-defined]  # what multiprocessing itself ends a child with
     logging.shutdown()
     os._exit(code)
 
