@@ -6,6 +6,7 @@ A bitmask says which buckets are not empty, so finding the best takes the same t
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log2
 from typing import Final
 
 from router_node.dispatch.types import NodeState
@@ -16,47 +17,48 @@ ROOM_LEVELS: Final = 256
 class Buckets:
     """``levels`` buckets of nodes; a node is in one at most. ``draw`` begins at level 0, ``above`` at the last."""
 
-    __slots__ = ("_buckets", "_level", "_place", "mask")
+    __slots__ = ("_bits", "_buckets", "_place", "levels", "mask")
 
     def __init__(self, levels: int) -> None:
         self._buckets: list[list[NodeState]] = [[] for _ in range(levels)]
-        self._level: list[int] = []  # by slot; -1 where the node is in no bucket
+        self.levels: list[int] = []
+        """By slot: the level of a node, -1 where it is in no bucket. Not to be changed."""
+        self._bits = [1 << level for level in range(levels)]
         self._place: list[int] = []  # by slot: index within the bucket
         self.mask = 0
         """Bit i is set when bucket i holds a node."""
 
     def __len__(self) -> int:
         """Number of nodes in buckets."""
-        return sum(level >= 0 for level in self._level)
+        return sum(level >= 0 for level in self.levels)
 
-    def level(self, node: NodeState) -> int:
-        """The node's level, -1 for none."""
-        return self._level[node.slot] if node.slot < len(self._level) else -1
+    def admit(self, slot: int) -> None:
+        """Nodes of this slot may be placed from now on."""
+        more = slot + 1 - len(self.levels)
+        if more > 0:
+            self.levels += [-1] * more
+            self._place += [-1] * more
 
     def place(self, node: NodeState, level: int) -> None:
-        """Put a node into the bucket ``level``, out of the one it was in."""
+        """Put a node of an admitted slot into the bucket ``level``, out of the one it was in."""
         slot = node.slot
-        try:
-            old = self._level[slot]
-        except IndexError:
-            self._grow(slot)
-            old = -1
-        if old == level:
-            return
+        old = self.levels[slot]
         if old >= 0:
-            self._take(slot, old)
+            self._take(node, old)
         bucket = self._buckets[level]
+        if not bucket:
+            self.mask |= self._bits[level]
         self._place[slot] = len(bucket)
-        self._level[slot] = level
+        self.levels[slot] = level
         bucket.append(node)
-        self.mask |= 1 << level
 
     def remove(self, node: NodeState) -> None:
         """Take a node out; one that is in no bucket is nothing."""
         slot = node.slot
-        if slot < len(self._level) and (old := self._level[slot]) >= 0:
-            self._take(slot, old)
-            self._level[slot] = -1
+        old = self.levels[slot]
+        if old >= 0:
+            self._take(node, old)
+            self.levels[slot] = -1
 
     def draw(self, want: int, random: Callable[[], float]) -> list[NodeState]:
         """Up to ``want`` distinct nodes of the lowest levels there are; ``random`` is as ``Random.random``.
@@ -97,26 +99,22 @@ class Buckets:
         """The bucket of the highest level that holds a node; empty when none does. Not to be changed."""
         return self._buckets[self.mask.bit_length() - 1] if self.mask else []
 
-    def _take(self, slot: int, level: int) -> None:
+    def _take(self, node: NodeState, level: int) -> None:
         bucket = self._buckets[level]
         last = bucket.pop()
-        if last.slot != slot:
-            at = self._place[slot]
+        if last is not node:
+            at = self._place[node.slot]
             bucket[at] = last
             self._place[last.slot] = at
         if not bucket:
-            self.mask ^= 1 << level
-
-    def _grow(self, slot: int) -> None:
-        more = max(slot + 1, 2 * len(self._level), 16) - len(self._level)
-        self._level += [-1] * more
-        self._place += [-1] * more
+            self.mask ^= self._bits[level]
 
 
 def room_level(tokens: int) -> int:
-    """The bucket of ``tokens`` (1 or more) of room: four to an octave, growing with the room."""
-    bits = tokens.bit_length()
-    if bits < 3:
-        return tokens
-    level = (bits << 2) + (tokens >> (bits - 3) & 3)
+    """The bucket of ``tokens`` (1 or more) of room: four to an octave, growing with the room.
+
+    Powers of two are in the middle of theirs: capacities often are such, and an idle node should not move with each
+    request.
+    """
+    level = int(log2(tokens) * 4.0 + 0.5)
     return level if level < ROOM_LEVELS else ROOM_LEVELS - 1

@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-import math
+from math import log2
 from typing import Final
 
 from router_node.dispatch.types import NodeState
@@ -75,15 +75,18 @@ def corrected(node: NodeState, cost: float, now: float) -> float:
 
 
 def load_level(node: NodeState, usual: float) -> int:
-    """The bucket of a node by what it would cost whoever comes next: 0 (idle) to LEVELS - 1, 4 to 6 % a level.
+    """The bucket of a node by what it would cost whoever comes next: 0 (idle) to LEVELS - 1, 4.4 % a level.
 
     ``usual`` is the pool's mean of seconds per prompt token: a node clearly slower than that carries the difference for
     a prompt of nominal length, so that among idle nodes the fast ones are drawn first.
     """
-    wait = node.backlog * node.inv_rate + barrier(node.used / node.capacity) + _FLOOR
-    slower = node.inv_rate - 1.1 * usual
+    rate = node.inv_rate
+    k = node.used / node.capacity
+    left = 1.0 - k
+    x = k / (left if left > _LEAST_SHARE else _LEAST_SHARE)  # barrier(), without the call
+    wait = node.backlog * rate + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x) + _FLOOR
+    slower = rate - 1.1 * usual
     if slower > 0.0:
         wait += slower * _NOMINAL_PROMPT
-    mantissa, exponent = math.frexp(wait)
-    level = (exponent + 9) * 16 + int(mantissa * 32.0) - 16
+    level = int(log2(wait) * 16.0 + 160.0)
     return level if level < LEVELS else LEVELS - 1

@@ -11,13 +11,13 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from router_node.dispatch import errors, explain, refusals, reports
-from router_node.dispatch.picker import HEADROOM, Candidate, Keys, Picker
+from router_node.dispatch.picker import NO_KEYS, Keys, Picker
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.queue import Ticket
 from router_node.dispatch.registry import ModelInfo, Registry
 from router_node.dispatch.reservations import Reservation
 from router_node.dispatch.settings import DispatchSettings
-from router_node.dispatch.types import Ask, NodeSpec, NodeState, ReportLike, Verdict
+from router_node.dispatch.types import Ask, Candidate, NodeSpec, NodeState, ReportLike, Verdict
 from router_node.dispatch.waiting import LOOK_AHEAD, WaitingRoom
 from shared.errors import LayaError
 
@@ -48,6 +48,8 @@ class Dispatcher:
         self._number = 0
         self._registry = Registry(settings)
         self._picker = Picker(settings, rng or random.Random(), self._registry.slots, self._registry.owners)
+        self.resolve: Callable[[str], tuple[Pool, ...]] = self._registry.resolve
+        """The pools behind a model or alias, the one to use first; empty when the name is unknown."""
         self._waiting = WaitingRoom(settings, self._grant_ticket, self._required, wake)
 
     # Requests.
@@ -63,13 +65,20 @@ class Dispatcher:
         DEADLINE_EXCEEDED.
         """
         now = self._clock()
-        pool = self._pool(ask.model)
+        pools = self.resolve(ask.model)
+        if not pools:
+            raise errors.model_not_found(ask.model, self._registry.names())
+        pool = pools[0]
         if not pool.live:
             raise errors.no_node(pool)
         if ask.deadline is not None and ask.deadline <= now:
             raise errors.past_deadline()
-        prompt = _prompt_tokens(pool, ask)
-        total = self._total(pool, ask, prompt)
+        prompt = ask.prompt_tokens
+        if prompt <= 0 or ask.prompt_bytes:
+            prompt = _prompt_tokens(pool, ask)
+        total = prompt + (ask.max_new_tokens or pool.default_max_tokens)
+        if total > pool.safe_total:
+            total = self._total(pool, ask, prompt)
         waiting = pool.queue.count
         if not waiting or (waiting <= LOOK_AHEAD and not pool.queue.holds(ask.tenant)):
             if waiting:
@@ -214,10 +223,6 @@ class Dispatcher:
 
     # What there is.
 
-    def resolve(self, model: str) -> tuple[Pool, ...]:
-        """The pools behind a model or alias, the one to use first; empty when the name is unknown."""
-        return self._registry.resolve(model)
-
     def models(self) -> list[ModelInfo]:
         """Models that have nodes, by name."""
         return self._registry.models()
@@ -261,21 +266,14 @@ class Dispatcher:
         return total if total <= pool.safe_total else errors.checked_total(pool, ask, prompt, total)
 
     def _grant(self, pool: Pool, ask: Ask, keys: Keys, prompt: int, total: int, chosen: Candidate) -> Reservation:
-        node, expected, reason, guessed = chosen
-        cached = int(expected * node.trust)
+        node = chosen[0]
         self._number = number = self._number + 1
+        cached = int(chosen[1] * node.trust) if chosen[1] else 0
         reservation = Reservation(
-            self._prefix + b"%x" % number, node, ask, total + -total % node.block, prompt - cached, self._ended
+            self._prefix + b"%x" % number, ask, chosen, total + -total % node.block, prompt - cached, self._ended
         )
-        if cached:
-            reservation.total_prompt_tokens = prompt
-            reservation.cached_tokens = cached
-            reservation.expected_cached = expected
-        if reason is not HEADROOM:
-            reservation.reason = reason
-            reservation.guessed = guessed
         pool.settle(node)
-        if keys.session >= 0 or keys.chain:
+        if keys is not NO_KEYS:
             reservation.known_blocks = self._picker.record(pool, keys, node, prompt)
         return reservation
 
@@ -318,7 +316,7 @@ class Dispatcher:
         pool = reservation.node.pool
         if pool is not None and reservation.ask.prefix:
             keys = self._picker.keys(pool, reservation.ask, touch=False)
-            self._picker.prefixes.forget(keys.chain, reservation.node.slot, reservation.known_blocks)
+            self._picker.prefixes.forget(keys[2], reservation.node.slot, reservation.known_blocks)
 
 
 def _prompt_tokens(pool: Pool, ask: Ask) -> int:

@@ -6,9 +6,9 @@ import math
 from typing import NamedTuple
 
 from router_node.dispatch import cost
-from router_node.dispatch.picker import Candidate, Keys, Picker
+from router_node.dispatch.picker import Keys, Picker
 from router_node.dispatch.pool import Pool
-from router_node.dispatch.types import NodeState
+from router_node.dispatch.types import Candidate, NodeState
 
 
 class CandidateTerms(NamedTuple):
@@ -41,13 +41,10 @@ def explain(
     ``waits`` says why it would wait even if a node had room, empty when it would not. The very next ``choose`` with the
     same tables gives the same node: the random numbers used here are put back.
     """
+    looked: list[Candidate] = []
     state = picker.rng.getstate()
     try:
-        chosen = picker.choose(pool, keys, prompt, total, now)
-        picker.rng.setstate(state)
-        looked = picker.candidates(pool, keys, prompt)
-        if chosen is not None and all(candidate[0] is not chosen[0] for candidate in looked):
-            looked += picker.with_room(pool, keys, prompt, total)
+        chosen = picker.choose(pool, keys, prompt, total, now, looked=looked)
     finally:
         picker.rng.setstate(state)
     only = picker.required(pool, keys)

@@ -12,43 +12,29 @@ import random
 from collections.abc import Container, Sequence
 from typing import Final
 
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from router_node.dispatch.cost import score
 from router_node.dispatch.pool import Pool
-from router_node.dispatch.prefix import MAX_BLOCKS, PrefixMap
-from router_node.dispatch.sessions import OWNER_BITS, OWNER_MASK, SessionTable
+from router_node.dispatch.prefix import EPOCH_BITS, MAX_BLOCKS, PrefixMap
+from router_node.dispatch.sessions import OWNER_MASK, PINNED, TOKENS_SHIFT, SessionTable
 from router_node.dispatch.settings import DispatchSettings
-from router_node.dispatch.types import Ask, NodeState
+from router_node.dispatch.types import Ask, Candidate, NodeState
 
 SESSION: Final = "session"
 PREFIX: Final = "prefix"
 RING: Final = "ring"
 HEADROOM: Final = "headroom"
 
-_HOLDERS: Final = 2
+_WINDOW: Final = (1 << 64) - 1
 _RING_STEPS: Final = 8
 
-Steps = list[tuple[int, int]]
 
+Keys = tuple[int, int | None, Sequence[int], Sequence[int]]
+"""What identifies a request's cache, hashed and looked up once: the hash of its session (-1 for none), what is recorded
+of it (None for nothing), the hashes of the prompt's blocks, and the entries of the prefix map for the leading ones."""
 
-Candidate = tuple[NodeState, int, str, bool]
-"""A node that was looked at; prompt tokens its cache should hold; why it was looked at; and whether only the ring, and
-no record, stands behind the second. A plain tuple: five are made for each request."""
-
-
-class Keys:
-    """What identifies a request's cache, hashed once. ``session`` is -1 for none."""
-
-    __slots__ = ("chain", "masks", "session")
-
-    def __init__(self, session: int, chain: Sequence[int], masks: Sequence[int]) -> None:
-        self.session = session
-        self.chain = chain
-        self.masks = masks
-
-
-NO_KEYS: Final = Keys(-1, (), ())
+NO_KEYS: Final[Keys] = (-1, None, (), ())
 
 
 class Picker:
@@ -80,20 +66,24 @@ class Picker:
             return NO_KEYS
         salt = pool.salt
         if ask.tenant:
-            salt = xxhash.xxh3_64_intdigest(ask.tenant.encode(), salt)
-        key = xxhash.xxh3_64_intdigest(session, salt) if session else -1
+            salt = xxh3_64_intdigest(ask.tenant.encode(), salt)
+        key = -1
+        found = None
+        if session:
+            key = xxh3_64_intdigest(session, salt)
+            found = self.sessions.find(key)
         if not prefix:
-            return Keys(key, (), ())
+            return (key, found, (), ())
         chain = [block ^ salt for block in (prefix if len(prefix) <= MAX_BLOCKS else prefix[:MAX_BLOCKS])]
-        return Keys(key, chain, self.prefixes.match(chain, touch))
+        return (key, found, chain, self.prefixes.match(chain, touch))
 
-    def home(self, pool: Pool, session: int) -> tuple[NodeState | None, int]:
+    def home(self, pool: Pool, keys: Keys) -> tuple[NodeState | None, int]:
         """Node of a session and prompt tokens it has seen there; -1 tokens when only the ring says so."""
-        found = self.sessions.find(session)
-        if found >= 0:
-            node = self._owners.get(found & OWNER_MASK)
-            if node is not None and node.pool is pool and node.live:
-                return node, found >> OWNER_BITS
+        session, record, _, _ = keys
+        if record is not None:
+            node = self._owners.get(record & OWNER_MASK)
+            if node is not None and node.live and node.pool is pool:
+                return node, record >> TOKENS_SHIFT
         return self.ring_node(pool, session), -1
 
     def ring_node(self, pool: Pool, key: int) -> NodeState | None:
@@ -110,132 +100,198 @@ class Picker:
                 break
         return None
 
-    def candidates(self, pool: Pool, keys: Keys, prompt: int) -> list[Candidate]:
-        """Who is worth a look for a prompt of so many tokens, those with affinity first."""
+    def affine(self, pool: Pool, keys: Keys, prompt: int) -> list[Candidate]:
+        """Who may hold the cache of a prompt of so many tokens, most likely first."""
         out: list[Candidate] = []
-        steps = _steps(keys.masks) if keys.masks else ()
-        per_block = pool.learned.block_tokens if steps else 0.0
-        if keys.session >= 0:
-            node, seen = self.home(pool, keys.session)
+        session, _, chain, found = keys
+        if session >= 0:
+            node, seen = self.home(pool, keys)
             if node is not None:
                 guessed = seen < 0
-                cached = int(pool.learned.session_share * prompt) if guessed else min(seen, prompt)
-                if steps and (held := _held(steps, node.slot, per_block, prompt)) > cached:
-                    cached, guessed = held, False
+                cached = int(pool.learned.session_share * prompt) if guessed else (seen if seen < prompt else prompt)
+                if found and (held := _held(pool, found, node, prompt)) > cached:
+                    cached = held
+                    guessed = False
                 out.append((node, cached, SESSION, guessed))
-        if steps:
-            for mask, _ in steps[:2]:
-                for node in self._holders(mask):
-                    out.append((node, _held(steps, node.slot, per_block, prompt), PREFIX, False))
-        elif keys.chain and keys.session < 0:
-            node = self.ring_node(pool, keys.chain[0])
+        if found:
+            depth = len(found)
+            deepest = found[-1]
+            tokens = pool.learned.block_tokens
+            cached = min(prompt, int(depth * tokens))
+            for node in self._holders(deepest, 2):
+                out.append((node, cached, PREFIX, False))
+            if found[0] != deepest:
+                # Fewer blocks, but more nodes: those that hold the most may be busy.
+                while found[depth - 1] == deepest:
+                    depth -= 1
+                cached = min(prompt, int(depth * tokens))
+                for node in self._holders(found[depth - 1], 1):
+                    out.append((node, cached, PREFIX, False))
+        elif chain and session < 0:
+            node = self.ring_node(pool, chain[0])
             if node is not None:
                 out.append((node, int(pool.learned.ring_share * prompt), RING, True))
-        for node in pool.load.draw(self._draws, self._random):
-            held = _held(steps, node.slot, per_block, prompt) if steps else 0
-            out.append((node, held, HEADROOM, False))
         return out
 
     def required(self, pool: Pool, keys: Keys) -> NodeState | None:
         """The one node that may serve this session, where sessions are bound to their nodes."""
-        return self.home(pool, keys.session)[0] if self._strict and keys.session >= 0 else None
+        return self.home(pool, keys)[0] if self._strict and keys[0] >= 0 else None
 
     def choose(
-        self, pool: Pool, keys: Keys, prompt: int, total: int, now: float, exclude: Container[str] = ()
+        self,
+        pool: Pool,
+        keys: Keys,
+        prompt: int,
+        total: int,
+        now: float,
+        exclude: Container[str] = (),
+        looked: list[Candidate] | None = None,
     ) -> Candidate | None:
-        """The candidate of least cost that has room for ``total`` tokens, of which ``prompt`` are the prompt's."""
-        only = self.required(pool, keys) if self._strict else None
-        looked = self.candidates(pool, keys, prompt)
-        best = _least(looked, prompt, total, now, exclude, only)
-        if best is None and only is None:
-            best = _least(self.with_room(pool, keys, prompt, total, exclude), prompt, total, now, exclude, None)
+        """The candidate of least cost that has room for ``total`` tokens, of which ``prompt`` are the prompt's.
+
+        None only when no node that is not in ``exclude`` has. All that were looked at are added to ``looked``.
+        """
+        if exclude or self._strict:
+            return self._choose_among(pool, keys, prompt, total, now, exclude, looked)
+        best: Candidate | None = None
+        least = math.inf
+        found = keys[3]
+        draws = self._draws
+        if keys is not NO_KEYS:
+            affine = self.affine(pool, keys, prompt)
+            for candidate in affine:
+                node = candidate[0]
+                need = total + -total % node.block
+                if node.room >= need:
+                    cost = score(node, need, prompt - candidate[1] * node.trust, now)
+                    if cost < least:
+                        least = cost
+                        best = candidate
+            if best is not None and draws > 1:
+                draws -= 1
+            if looked is not None:
+                looked += affine
+        for node in pool.load.draw(draws, self._random):
+            need = total + -total % node.block
+            held = _held(pool, found, node, prompt) if found else 0
+            uncached = prompt - held * node.trust if held else prompt
+            # Most draws lose to a node with affinity by their queue alone.
+            if node.room >= need and ((node.backlog + uncached) * node.inv_rate < least or now > node.plain_until):
+                cost = score(node, need, uncached, now)
+                if cost < least:
+                    least = cost
+                    best = (node, held, HEADROOM, False)
+            if looked is not None:
+                looked.append((node, held, HEADROOM, False))
+        return best or self._choose_among(pool, keys, prompt, total, now, exclude, looked)
+
+    def _choose_among(
+        self,
+        pool: Pool,
+        keys: Keys,
+        prompt: int,
+        total: int,
+        now: float,
+        exclude: Container[str],
+        looked: list[Candidate] | None,
+    ) -> Candidate | None:
+        """``choose`` in the rarer cases: nodes to leave out, a session bound to its node, no room where it looked."""
+        only = self.required(pool, keys)
+        candidates = self.affine(pool, keys, prompt)
+        if only is None:
+            candidates += self._with_room(pool, keys[3], prompt, total, exclude)
+        best: Candidate | None = None
+        least = math.inf
+        for candidate in candidates:
+            node = candidate[0]
+            need = node.need(total)
+            if node.room < need or node.id in exclude or (only is not None and node is not only):
+                continue
+            cost = score(node, need, prompt - candidate[1] * node.trust, now)
+            if cost < least:
+                least = cost
+                best = candidate
+        if looked is not None:
+            looked += candidates
         return best
 
-    def with_room(
-        self, pool: Pool, keys: Keys, prompt: int, total: int, exclude: Container[str] = ()
+    def _with_room(
+        self, pool: Pool, found: Sequence[int], prompt: int, total: int, exclude: Container[str]
     ) -> list[Candidate]:
-        """A few nodes with room for ``total`` tokens, out of the roomiest; empty only when no node has."""
-        steps = _steps(keys.masks) if keys.masks else ()
+        """A few nodes with room for ``total`` tokens, some drawn, then the roomiest; empty only when none has."""
         out: list[Candidate] = []
-        for bucket in pool.roomy(total):
-            size = len(bucket)
-            start = int(self._random() * size)
-            for i in range(size):
-                node = bucket[(start + i) % size]
+        for nodes in (pool.load.draw(self._draws, self._random), *pool.roomy(total)):
+            start = int(self._random() * len(nodes))
+            for i in range(len(nodes)):
+                node = nodes[(start + i) % len(nodes)]
                 if node.room >= node.need(total) and node.id not in exclude:
-                    held = _held(steps, node.slot, pool.learned.block_tokens, prompt) if steps else 0
-                    out.append((node, held, HEADROOM, False))
+                    out.append((node, _held(pool, found, node, prompt) if found else 0, HEADROOM, False))
                     if len(out) >= self._draws:
                         return out
         return out
 
     def expected(self, pool: Pool, keys: Keys, node: NodeState, prompt: int) -> Candidate:
         """``node`` as a candidate, for a request that waited and gets the node that has room."""
-        if keys.session >= 0:
-            home, seen = self.home(pool, keys.session)
+        found = keys[3]
+        if keys[0] >= 0:
+            home, seen = self.home(pool, keys)
             if home is node and seen >= 0:
                 return (node, min(seen, prompt), SESSION, False)
-        held = _held(_steps(keys.masks), node.slot, pool.learned.block_tokens, prompt) if keys.masks else 0
+        held = _held(pool, found, node, prompt) if found else 0
         return (node, held, PREFIX if held else HEADROOM, False)
 
     def record(self, pool: Pool, keys: Keys, node: NodeState, prompt: int) -> int:
         """The request goes to ``node``. Returns the number of leading prompt blocks it was known to hold."""
-        if keys.session >= 0:
-            at_home = pool.ring.lookup(keys.session) == node.slot
-            self.sessions.record(keys.session, node.incarnation, prompt, at_home)
-        if keys.chain:
-            return self.prefixes.insert(keys.chain, keys.masks, node.slot)
-        return 0
+        session, before, chain, found = keys
+        if session >= 0:
+            if before is not None and before & OWNER_MASK == node.incarnation:
+                pinned = before & PINNED != 0
+            else:
+                pinned = pool.ring.lookup(session) != node.slot
+            self.sessions.record(session, node.incarnation, prompt, pinned)
+        return self.prefixes.insert(chain, found, node.slot) if chain else 0
 
-    def _holders(self, mask: int) -> list[NodeState]:
-        """A few of the nodes in ``mask``, at random when there are more."""
+    def _holders(self, entry: int, want: int) -> list[NodeState]:
+        """Up to ``want`` of the nodes in an entry of the prefix map, from a random place on when there are more."""
         slots = self._slots
         out: list[NodeState] = []
-        spread = mask.bit_length()
-        turn = int(self._random() * spread) if mask & (mask - 1) else 0
-        rest = mask >> turn << turn or mask
-        while rest and len(out) < _HOLDERS:
-            low = rest & -rest
-            node = slots[low.bit_length() - 1]
+        holders = entry >> EPOCH_BITS
+        base = 0
+        if holders & (holders - 1):
+            # Only a window is looked at: with 1,000 nodes the whole is too long a number to juggle.
+            base = int(self._random() * holders.bit_length())
+            window = holders >> base & _WINDOW
+            if window:
+                holders = window
+            else:
+                base = 0
+        while holders:
+            low = holders & -holders
+            node = slots[base + low.bit_length() - 1]
             if node is not None:
                 out.append(node)
-            rest ^= low
+                if len(out) == want:
+                    break
+            holders ^= low
         return out
 
 
-def _least(
-    looked: list[Candidate], prompt: int, total: int, now: float, exclude: Container[str], only: NodeState | None
-) -> Candidate | None:
-    best: Candidate | None = None
-    least = math.inf
-    for candidate in looked:
-        node, expected, _, _ = candidate
-        need = total + -total % node.block
-        if node.room < need or (exclude and node.id in exclude) or (only is not None and node is not only):
-            continue
-        cost = score(node, need, prompt - expected * node.trust, now)
-        if cost < least:
-            least = cost
-            best = candidate
-    return best
+def _held(pool: Pool, found: Sequence[int], node: NodeState, prompt: int) -> int:
+    """Prompt tokens that ``node`` holds, by what the prefix map has found for the prompt's blocks.
 
-
-def _steps(masks: Sequence[int]) -> Steps:
-    """(holders, blocks held), the longest first: where the set of holders changes along the prompt."""
-    depth = len(masks)
-    last = masks[-1]
-    out = [(last, depth)]
-    if masks[0] != last:
-        for at in range(depth - 2, -1, -1):
-            if masks[at] != last:
-                last = masks[at]
-                out.append((last, at + 1))
-    return out
-
-
-def _held(steps: Sequence[tuple[int, int]], slot: int, per_block: float, prompt: int) -> int:
-    """Prompt tokens that ``slot`` holds."""
-    for mask, blocks in steps:
-        if mask >> slot & 1:
-            return min(prompt, int(blocks * per_block))
-    return 0
+    Who holds a block holds those before it, so a bisect finds how many.
+    """
+    bit = node.bit
+    least = 0
+    most = len(found)
+    if not found[most - 1] & bit:
+        if not found[0] & bit:
+            return 0
+        while least < most:
+            middle = (least + most) >> 1
+            if found[middle] & bit:
+                least = middle + 1
+            else:
+                most = middle
+    held = int(most * pool.learned.block_tokens)
+    return held if held < prompt else prompt

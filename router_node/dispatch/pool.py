@@ -24,11 +24,13 @@ _MAX_BYTES_PER_TOKEN: Final = 64.0
 class Learned:
     """What the true counts of a pool's requests have taught. Means weigh the last twenty or so most."""
 
-    __slots__ = ("bytes_per_token", "prompt_tokens", "ring_share", "session_share")
+    __slots__ = ("block_tokens", "bytes_per_token", "prompt_tokens", "ring_share", "session_share")
 
     def __init__(self) -> None:
         self.bytes_per_token = 4.0
         """Prompt bytes per token; includes what a chat template adds."""
+        self.block_tokens = BLOCK_BYTES / self.bytes_per_token
+        """Tokens in one block of prompt bytes."""
         self.prompt_tokens = 256.0
         """Length of a prompt, for requests that say nothing of theirs."""
         self.session_share = 0.5
@@ -36,15 +38,11 @@ class Learned:
         self.ring_share = 0.0
         """The same for a prefix that this router has no record of."""
 
-    @property
-    def block_tokens(self) -> float:
-        """Tokens in one block of prompt bytes."""
-        return BLOCK_BYTES / self.bytes_per_token
-
     def ratio(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """A prompt of so many bytes had so many tokens."""
         seen = min(_MAX_BYTES_PER_TOKEN, max(_MIN_BYTES_PER_TOKEN, prompt_bytes / prompt_tokens))
         self.bytes_per_token += (seen - self.bytes_per_token) * _RATIO_GAIN
+        self.block_tokens = BLOCK_BYTES / self.bytes_per_token
 
     def length(self, prompt_tokens: int) -> None:
         """A prompt had so many tokens."""
@@ -81,6 +79,7 @@ class Pool:
         "rooms",
         "safe_total",
         "salt",
+        "usual",
     )
 
     def __init__(self, model: str, revision: str, settings: DispatchSettings) -> None:
@@ -103,6 +102,8 @@ class Pool:
         """Nodes that take requests now or soon."""
         self.rate = 0.0
         """Mean prefill rate of its nodes, tokens a second; 0 when none has reported any."""
+        self.usual = 1.0 / cost.DEFAULT_RATE
+        """The inverse: seconds per prompt token."""
         self.mean_wait = 0.0
         """Mean of the reported prefill queues, in seconds."""
         self.default_max_tokens = 1
@@ -122,6 +123,8 @@ class Pool:
         self.aliases.update(node.spec.aliases)
         self.default_max_tokens = max(self.default_max_tokens, node.spec.default_max_tokens)
         self.ring.add(node.id, node.slot)
+        self.load.admit(node.slot)
+        self.rooms.admit(node.slot)
         self.safe_total = 0
 
     def leave(self, node: NodeState, spec: NodeSpec) -> None:
@@ -161,8 +164,13 @@ class Pool:
         node.free = free
         if free > 0 and node is not self.earmark:
             node.room = free
-            self.load.place(node, cost.load_level(node, 1.0 / self.rate if self.rate else node.inv_rate))
-            self.rooms.place(node, room_level(free))
+            slot = node.slot
+            level = cost.load_level(node, self.usual)
+            if self.load.levels[slot] != level:
+                self.load.place(node, level)
+            level = room_level(free)
+            if self.rooms.levels[slot] != level:
+                self.rooms.place(node, level)
         elif node.room >= 0:
             node.room = -1
             self.load.remove(node)
@@ -173,6 +181,7 @@ class Pool:
         weight = 1.0 / (len(self.nodes) + 1)
         if node.prefill_rate > 0.0:
             self.rate += (node.prefill_rate - self.rate) * (weight if self.rate else 1.0)
+            self.usual = 1.0 / self.rate
         node.inv_rate = 1.0 / (node.prefill_rate or self.rate or cost.DEFAULT_RATE)
         self.mean_wait += (node.queued * node.inv_rate - self.mean_wait) * weight
         live = node.link_up and node.ready and not node.draining and node.reported_at >= 0.0

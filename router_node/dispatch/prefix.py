@@ -7,19 +7,20 @@ approximate: a node may have evicted what it held, which its cached-token counts
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 import xxhash
 
+from router_node.dispatch.generations import Generations
+
 BLOCK_BYTES: Final = 512
 MAX_BLOCKS: Final = 64
 
-_STAMP_BITS: Final = 32
-_STAMP_MASK: Final = (1 << _STAMP_BITS) - 1
-_GENERATIONS: Final = 8
-_KILLS_KEPT: Final = 1024
+EPOCH_BITS: Final = 24
+_EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
+_LOST_KEPT: Final = 1024
 
 
 def hash_blocks(data: bytes | bytearray | memoryview, seed: int = 0, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
@@ -35,102 +36,99 @@ def hash_blocks(data: bytes | bytearray | memoryview, seed: int = 0, limit: int 
 
 
 class PrefixMap:
-    """Prefix hash -> the set of nodes that were sent it, as a bitmask over slots. At most ``limit`` prefixes.
+    """Prefix hash -> the set of nodes that were sent it, as a bitmask over slots. About ``limit`` prefixes.
 
-    An entry is one integer, ``mask << 32 | stamp``. The stamp moves on eight times while the map fills once, and with
-    every node whose cache is lost. An entry with the current stamp needs no work; an older one is moved to the young
-    end and loses the bits of the nodes lost since. So a use costs a look-up, a busy entry is moved eight times per
-    turnover rather than at each use, and a lost node costs nothing at the time.
+    An entry is one integer, ``mask << 24 | epoch``. The epoch moves on with every node whose cache is lost; an entry of
+    an older epoch loses the bits of the nodes lost since when it is next read. So a lost node costs nothing at the
+    time, and its slot can be given to another at once.
     """
 
-    __slots__ = ("_entries", "_kills", "_left", "_limit", "_stamp")
+    __slots__ = ("_entries", "_epoch", "_lost")
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[int, int] = OrderedDict()
-        self._stamp = 0
-        self._left = max(1, limit // _GENERATIONS)  # insertions until the stamp moves on
-        self._kills: deque[tuple[int, int]] = deque(maxlen=_KILLS_KEPT)  # (stamp from which on, bit of the slot)
+        self._entries = Generations(limit)
+        self._epoch = 0
+        self._lost: deque[int] = deque(maxlen=_LOST_KEPT)  # slots; the last one began the current epoch
 
     def __len__(self) -> int:
         """Prefixes remembered."""
         return len(self._entries)
 
     def match(self, chain: Sequence[int], touch: bool = True) -> list[int]:
-        """Holder masks of the leading blocks of ``chain`` that anyone holds, from the first block on.
+        """Entries of the leading blocks of ``chain`` that anyone holds, from the first block on; test with ``bit_of``.
 
         ``touch=False`` leaves the map as it is.
         """
-        get = self._entries.get
-        stamp = self._stamp
-        masks: list[int] = []
+        entries = self._entries
+        young = entries.young.get
+        epoch = self._epoch
+        found: list[int] = []
+        moved = 0
         for key in chain:
-            value = get(key)
-            if value is None:
-                break
-            mask = value >> _STAMP_BITS
-            if value & _STAMP_MASK != stamp:
-                mask = self._without_lost(mask, value & _STAMP_MASK)
+            entry = young(key)
+            if entry is None:
+                entry = entries.old.get(key)
+                if entry is None:
+                    break
                 if touch:
-                    self._entries[key] = mask << _STAMP_BITS | stamp
-                    self._entries.move_to_end(key)
-            if not mask:
-                break
-            masks.append(mask)
-        return masks
+                    entries.young[key] = entry
+                    moved += 1
+            if entry & _EPOCH_MASK != epoch:
+                entry = self._renewed(entry)
+                if touch:
+                    entries.young[key] = entry
+            if entry <= _EPOCH_MASK:
+                break  # nobody is left
+            found.append(entry)
+        if moved:
+            entries.settle(moved)
+        return found
 
-    def insert(self, chain: Sequence[int], masks: Sequence[int], slot: int) -> int:
-        """Note that ``slot`` was sent ``chain``; ``masks`` is what ``match`` has just said of it.
+    def insert(self, chain: Sequence[int], found: Sequence[int], slot: int) -> int:
+        """Note that ``slot`` was sent ``chain``; ``found`` is what ``match`` has just said of it.
 
         Returns the number of leading blocks that it was known to hold before.
         """
-        entries = self._entries
-        stamp = self._stamp
-        bit = 1 << slot
-        depth = len(masks)
-        known = 0
-        for known in range(depth, 0, -1):
-            if masks[known - 1] & bit:
-                break
-        else:
-            known = 0
-        for i in range(known, depth):
-            entries[chain[i]] = (masks[i] | bit) << _STAMP_BITS | stamp
-        fresh = len(chain) - depth
-        if fresh > 0:
-            value = bit << _STAMP_BITS | stamp
-            for i in range(depth, len(chain)):
-                entries[chain[i]] = value
-            while len(entries) > self._limit:
-                entries.popitem(last=False)
-            self._left -= fresh
-            if self._left <= 0:
-                self._advance()
+        bit = bit_of(slot)
+        known = depth = len(found)
+        while known and not found[known - 1] & bit:
+            known -= 1
+        count = len(chain)
+        if known == count:
+            return known
+        young = self._entries.young
+        for at in range(known, depth):
+            young[chain[at]] = found[at] | bit
+        entry = bit | self._epoch
+        for at in range(depth, count):
+            young[chain[at]] = entry
+        self._entries.settle(count - known)
         return known
 
     def forget(self, chain: Sequence[int], slot: int, start: int = 0) -> None:
         """Take back that ``slot`` was sent the blocks of ``chain`` from ``start`` on."""
-        bit = 1 << slot << _STAMP_BITS
+        bit = bit_of(slot)
         for key in chain[start:]:
-            value = self._entries.get(key)
-            if value is not None and value & bit:
-                self._entries[key] = value ^ bit
+            entry = self._entries.get(key)
+            if entry is not None and entry & bit:
+                self._entries.put(key, entry ^ bit)
 
     def lose(self, slot: int) -> None:
         """The cache of ``slot`` is gone (it restarted or left); the slot may be given to another node at once."""
-        self._advance()
-        self._kills.append((self._stamp, 1 << slot))
+        self._epoch = self._epoch + 1 & _EPOCH_MASK
+        self._lost.append(slot)
 
-    def _advance(self) -> None:
-        self._stamp = self._stamp + 1 & _STAMP_MASK
-        self._left = max(1, self._limit // _GENERATIONS)
+    def _renewed(self, entry: int) -> int:
+        since = self._epoch - (entry & _EPOCH_MASK) & _EPOCH_MASK
+        holders = entry >> EPOCH_BITS
+        if since > len(self._lost):
+            holders = 0  # too old to say which of its nodes were lost
+        else:
+            for back in range(1, since + 1):
+                holders &= ~(1 << self._lost[-back])
+        return holders << EPOCH_BITS | self._epoch
 
-    def _without_lost(self, mask: int, stamp: int) -> int:
-        kills = self._kills
-        if len(kills) == _KILLS_KEPT and stamp < kills[0][0]:
-            return 0  # too old to say which of its nodes were lost since
-        for since, bit in reversed(kills):
-            if since <= stamp:
-                break
-            mask &= ~bit
-        return mask
+
+def bit_of(slot: int) -> int:
+    """The bit of ``slot`` in an entry of the map."""
+    return 1 << EPOCH_BITS + slot

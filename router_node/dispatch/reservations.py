@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from router_node.dispatch.types import Ask, NodeState
+from router_node.dispatch.types import Ask, Candidate, NodeState
 
 _HELD: Final = 0
 _COUNTED: Final = 1
@@ -23,56 +23,58 @@ class Reservation:
     __slots__ = (
         "_on_end",
         "_state",
+        "_why",
         "ask",
-        "cached_tokens",
-        "expected_cached",
-        "guessed",
         "id",
         "known_blocks",
         "node",
         "prompt_tokens",
-        "reason",
         "tokens",
-        "total_prompt_tokens",
         "waited",
     )
 
     def __init__(
         self,
         dispatch_id: bytes,
-        node: NodeState,
         ask: Ask,
+        why: Candidate,
         tokens: int,
         prompt_tokens: int,
         on_end: Callable[[Reservation], None],
     ) -> None:
         self.id = dispatch_id
         """Value of ``laya-dispatch``."""
-        self.node = node
         self.ask = ask
         self.tokens = tokens
         """KV tokens held: prompt and new tokens, in whole blocks of the node."""
         self.prompt_tokens = prompt_tokens
         """Prompt tokens it adds to the node's prefill queue: those that the node's cache likely lacks."""
-        self.total_prompt_tokens = prompt_tokens
-        """Length of the prompt, as estimated."""
-        self.cached_tokens = 0
-        """Prompt tokens that the node's cache likely holds."""
-        self.expected_cached = 0
-        """The same before the node's ``trust`` was applied."""
-        self.guessed = False
-        """No record stood behind ``expected_cached``, only the ring."""
         self.known_blocks = 0
         """Leading prompt blocks that the node was known to hold before."""
-        self.reason = "headroom"
-        """Why this node was a candidate: "session", "prefix", "ring" or "headroom"."""
         self.waited = 0.0
         """Seconds in the router's queue."""
+        self.node = node = why[0]
+        self._why = why
         self._on_end = on_end
         self._state = _HELD
         node.uncounted[dispatch_id] = self
         node.reserved_tokens += tokens
         node.reserved_prompt_tokens += prompt_tokens
+
+    @property
+    def expected_cached(self) -> int:
+        """Prompt tokens that the node's cache should hold; ``prompt_tokens`` also allows for its ``trust``."""
+        return self._why[1]
+
+    @property
+    def reason(self) -> str:
+        """Why this node was a candidate: "session", "prefix", "ring" or "headroom"."""
+        return self._why[2]
+
+    @property
+    def guessed(self) -> bool:
+        """No record stands behind ``expected_cached``, only the ring."""
+        return self._why[3]
 
     @property
     def held(self) -> bool:

@@ -228,6 +228,7 @@ class NodeState:
         "awaiting_full",
         "backlog",
         "bad_reports",
+        "bit",
         "block",
         "boot_id",
         "cap_until",
@@ -280,6 +281,8 @@ class NodeState:
         self.pool: Pool | None = None
         self.slot = slot
         """Dense small number, unique among the nodes known now."""
+        self.bit = 0
+        """The slot's bit in the prefix map."""
         self.incarnation = incarnation
         """Never used twice: what a session's record points at, so that a restarted node's cache is not looked for."""
 
@@ -358,3 +361,8 @@ class NodeState:
     def need(self, tokens: int) -> int:
         """``tokens`` in whole blocks of this node, in tokens."""
         return tokens + -tokens % self.block
+
+
+Candidate = tuple[NodeState, int, str, bool]
+"""A node that was looked at; prompt tokens its cache should hold; why it was looked at; and whether only the ring, and
+no record, stands behind the second. A plain tuple: five are made for each request."""
