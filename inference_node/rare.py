@@ -141,14 +141,12 @@ class RareBridge:
         path = fields.get(b":path", b"")
         rare = _Rare(stream)
         if not path.startswith((HEALTH, REFLECTION)):
-            rare.fail(_unknown(path))
-            return None
+            return rare.refuse(_unknown(path), end)
         if not path.startswith(HEALTH):
             try:
                 self._auth.check(fields)
             except LayaError as e:
-                rare.fail(e)
-                return None
+                return rare.refuse(e, end)
         passed = [(b":authority", b"node"), *(pair for pair in headers if pair[0] in _PASSED)]
         if not rare.join(self._pool, passed, end):
             if len(self._waiting) >= MAX_WAITING:
@@ -181,9 +179,29 @@ class RareBridge:
 
 
 class _Rare(Splice):
-    """One call on its way."""
+    """One call on its way, or one that is refused as soon as its first bytes are there.
 
-    __slots__ = ()
+    gRPC's own client takes an answer that overtakes its first message for an error of its own.
+    """
+
+    __slots__ = ("_refusal",)
+
+    def __init__(self, down: ServerStream) -> None:
+        super().__init__(down)
+        self._refusal: LayaError | None = None
+
+    def refuse(self, error: LayaError, end: bool) -> ServerSink | None:
+        """What ``accept`` returns for a refused call; ``end``: it has no message to wait for."""
+        if end:
+            self.fail(error)
+            return None
+        self._refusal = error
+        return self
+
+    def on_data(self, data: bytes, end: bool) -> None:
+        super().on_data(data, end)
+        if self._refusal is not None:
+            self.fail(self._refusal)
 
 
 def _load() -> None:

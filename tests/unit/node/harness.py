@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,6 @@ from inference_node.engines.sim import SimEngine
 from inference_node.node import Node
 from shared.config.schema import Config, InferenceConfig, RouterConfig, ServerConfig, SimConfig
 from shared.net import grpc_client
-from shared.net.api import Headers
 from shared.net.flusher import Flusher
 from shared.net.pool import Pool
 from shared.net.settings import NetSettings
@@ -50,26 +49,34 @@ def config(sim: SimConfig = FAST, server: dict[str, Any] | None = None, **infere
 class Client:
     """Calls a node's methods by name, as its only router would."""
 
-    def __init__(self, pool: Pool, metadata: Headers) -> None:
+    def __init__(self, pool: Pool, metadata: Sequence[tuple[bytes, bytes]]) -> None:
         self.pool = pool
         self.metadata = metadata
 
-    async def unary(self, name: str, request: Any, metadata: Headers = (), timeout: float = 10.0) -> Any:
+    async def unary(
+        self, name: str, request: Any, metadata: Sequence[tuple[bytes, bytes]] = (), timeout: float = 10.0
+    ) -> Any:
         """The one answer."""
         path, kind, _ = _METHODS[name]
         return await grpc_client.unary(self.pool, path, request, kind, [*self.metadata, *metadata], timeout)
 
-    def stream(self, name: str, request: Any, metadata: Headers = (), timeout: float = 10.0) -> AsyncGenerator[Any]:
+    def stream(
+        self, name: str, request: Any, metadata: Sequence[tuple[bytes, bytes]] = (), timeout: float = 10.0
+    ) -> AsyncGenerator[Any]:
         """The answers; close it to leave."""
         path, kind, _ = _METHODS[name]
         return grpc_client.stream(self.pool, path, request, kind, [*self.metadata, *metadata], timeout)
 
-    async def collect(self, name: str, request: Any, metadata: Headers = (), timeout: float = 10.0) -> list[Any]:
+    async def collect(
+        self, name: str, request: Any, metadata: Sequence[tuple[bytes, bytes]] = (), timeout: float = 10.0
+    ) -> list[Any]:
         """All answers."""
         async with contextlib.aclosing(self.stream(name, request, metadata, timeout)) as answers:
             return [answer async for answer in answers]
 
-    async def openai(self, path: str, body: Any, metadata: Headers = (), method: str = "POST") -> tuple[int, Any, bytes]:
+    async def openai(
+        self, path: str, body: Any, metadata: Sequence[tuple[bytes, bytes]] = (), method: str = "POST"
+    ) -> tuple[int, Any, bytes]:
         """Status, headers and body of a tunnelled request."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         header = openai_pb2.HttpHeader(name="content-type", value="application/json")
@@ -81,7 +88,10 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def running(
-    conf: Config | None = None, engine: Engine | None = None, metadata: Headers = (), serve: bool = True
+    conf: Config | None = None,
+    engine: Engine | None = None,
+    metadata: Sequence[tuple[bytes, bytes]] = (),
+    serve: bool = True,
 ) -> AsyncIterator[tuple[Node, Client]]:
     """A node that serves (or, without ``serve``, only listens) and a connected client. Ends with nothing left over."""
     conf = conf or config()

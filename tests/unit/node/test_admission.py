@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -16,11 +17,13 @@ from shared.errors import Code, LayaError
 from tests.support.ports import until
 
 
-def info(max_seq_len=1000):
+def info(max_seq_len: Any = 1000) -> Any:
     return EngineInfo("sim", "m", "", max_seq_len, "", 16, 100, 8, 256)
 
 
-def admission(clock, blocks=100, queued=10, seconds=2.0, prefill=500, sequences=8):
+def admission(
+    clock: Any, blocks: Any = 100, queued: Any = 10, seconds: Any = 2.0, prefill: Any = 500, sequences: Any = 8
+) -> Any:
     return Admission(Ledger(blocks, 16), info(), AdmissionSettings(queued, seconds, prefill, sequences), clock)
 
 
@@ -41,7 +44,7 @@ async def live():
     return admission(asyncio.get_running_loop().time)
 
 
-def need(prompt=100, new=60, n=1):
+def need(prompt: Any = 100, new: Any = 60, n: Any = 1) -> Any:
     return Need([prompt], new, n)
 
 
@@ -92,14 +95,14 @@ async def test_a_waiting_request_is_admitted_when_room_comes_free(live):
     assert (live.waiting, live.running, live.queued_prefill_tokens) == (0, 0, 0)
 
 
-def settle_into(log, name):
+def settle_into(log: Any, name: Any) -> Any:
     return lambda outcome: log.append((name, outcome))
 
 
 def test_waiters_go_by_priority_then_in_order_of_arrival(clock):
     adm = admission(clock, prefill=100)
     running = adm.submit(need(), 0, None, never)
-    log = []
+    log: list[Any] = []
     for name, priority in (("a", 0), ("b", 0), ("low", 5), ("high", -5)):
         adm.submit(need(), priority, None, settle_into(log, name))
     while adm.running:
@@ -113,7 +116,7 @@ def test_waiters_go_by_priority_then_in_order_of_arrival(clock):
 def test_a_higher_priority_that_fits_does_not_wait_behind_a_large_request(clock):
     adm = admission(clock, blocks=60)
     adm.submit(need(16, 484), 0, None, never)
-    log = []
+    log: list[Any] = []
     adm.submit(need(100, 700), 0, None, settle_into(log, "large"))
     adm.submit(need(16, 16), 0, None, settle_into(log, "small"))
     assert log == []
@@ -124,7 +127,7 @@ def test_a_higher_priority_that_fits_does_not_wait_behind_a_large_request(clock)
 def test_prefill_tokens_in_flight_are_capped_but_one_alone_may_be_above(clock):
     adm = admission(clock, prefill=300)
     big = adm.submit(need(400, 16), 0, None, never)
-    log = []
+    log: list[Any] = []
     adm.submit(need(10, 16), 0, None, settle_into(log, "next"))
     assert log == [] and isinstance(big, Admitted)
     big.prefill_done()
@@ -134,7 +137,7 @@ def test_prefill_tokens_in_flight_are_capped_but_one_alone_may_be_above(clock):
 def test_no_more_sequences_than_the_engine_runs(clock):
     adm = admission(clock, sequences=4)
     first = adm.submit(need(16, 16, n=3), 0, None, never)
-    log = []
+    log: list[Any] = []
     adm.submit(need(16, 16, n=2), 0, None, settle_into(log, "x"))
     assert not log and isinstance(first, Admitted)
     first.release()
@@ -166,7 +169,7 @@ def test_the_hint_follows_the_rate_at_which_room_comes_free(clock):
 def test_expire_refuses_those_past_their_wait_and_says_when_to_come_again(clock):
     adm = admission(clock, prefill=100)
     adm.submit(need(), 0, None, never)
-    log = []
+    log: list[Any] = []
     adm.submit(need(), 0, None, settle_into(log, "queue"))
     adm.submit(need(), 0, clock.now + 1.0, settle_into(log, "deadline"))
     assert adm.expire(clock.now) == clock.now + 1.0

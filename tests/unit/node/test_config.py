@@ -28,8 +28,10 @@ def test_aliases_follow_without_repeats():
 
 @pytest.mark.parametrize(
     ("host", "local"),
-    [("127.0.0.1", True), ("127.3.2.1", True), ("::1", True), ("localhost", True)]
-    + [("0.0.0.0", False), ("::", False), ("", False), ("10.0.0.1", False), ("node.example", False)],
+    [
+        *((host, True) for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "", "10.0.0.1", "node.example")),
+    ],
 )
 def test_loopback(host, local):
     assert is_loopback(host) is local

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from inference_node.engines import choose, create, model_format
@@ -10,7 +12,7 @@ from inference_node.engines.sim import SimEngine
 from shared.config.schema import ConfigError, InferenceConfig
 
 
-def have(*modules):
+def have(*modules: Any) -> Any:
     return lambda module: module in modules
 
 

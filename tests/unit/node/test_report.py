@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -31,10 +32,10 @@ class FakeEngine:
 
     name = "fake"
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.counters = EngineStats()
 
-    def stats(self):
+    def stats(self) -> EngineStats:
         return self.counters
 
 
@@ -46,7 +47,7 @@ def serving(state: NodeState, clock) -> Admission:
 
 
 @pytest.fixture
-def parts():
+def parts() -> Any:
     clock = Clock()
     state = NodeState(Config(), "n1")
     admission = serving(state, clock)

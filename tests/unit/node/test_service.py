@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,12 @@ from tests.support.ports import until
 from tests.unit.node.harness import FAST, SLOW, config, running
 
 
-def request(text="hello there", **sampling):
+def request(text: Any = "hello there", **sampling: Any) -> Any:
     sampling.setdefault("max_tokens", 5)
     return pb.GenerateRequest(text=text, sampling=pb.SamplingParams(**sampling))
 
 
-def known(text, count, index=0):
+def known(text: Any, count: Any, index: Any = 0) -> Any:
     return list(islice(sim_text.expected_tokens(sim_text.encode(text), 0, index, True), count))
 
 
@@ -32,7 +33,7 @@ async def node():
         yield pair
 
 
-async def refused(call, code, words, param=None):
+async def refused(call: Any, code: Any, words: Any, param: Any = None) -> Any:
     with pytest.raises(LayaError, match=words) as e:
         await call
     assert e.value.code == code
@@ -90,7 +91,9 @@ async def test_complete_gives_the_same_in_one_answer(node):
 
 async def test_chat_streams_the_assistants_turn(node):
     _, client = node
-    chat = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="hi")], sampling=pb.SamplingParams(max_tokens=4))
+    chat = pb.ChatRequest(
+        messages=[pb.ChatMessage(role="user", content="hi")], sampling=pb.SamplingParams(max_tokens=4)
+    )
     answers = await client.collect("chat", chat)
     assert [a.role for a in answers] == ["assistant", "", "", ""]
     assert answers[-1].usage.completion_tokens == 4 and answers[0].engine == "sim"
@@ -312,7 +315,7 @@ class Broken(SimEngine):
 
     fatal = False
 
-    async def generate(self, call):
+    async def generate(self, call: Any) -> Any:
         stream = super().generate(call)
         yield await anext(stream)
         await stream.aclose()
@@ -322,7 +325,7 @@ class Broken(SimEngine):
 class Short(SimEngine):
     """Ends a generation without saying so."""
 
-    async def generate(self, call):
+    async def generate(self, call: Any) -> Any:
         async with contextlib.aclosing(super().generate(call)) as stream:
             yield await anext(stream)
 

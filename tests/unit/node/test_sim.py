@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -26,13 +27,13 @@ async def engine():
     await sim.stop()
 
 
-def call(text="hello there", **kw):
+def call(text: Any = "hello there", **kw: Any) -> Any:
     kw.setdefault("max_tokens", 8)
     priority = kw.pop("priority", 0)
     return GenerateCall("r1", Prompt(sim_text.encode(text)), Sampling(**kw), priority)
 
 
-async def collect(engine, request):
+async def collect(engine: Any, request: Any) -> Any:
     deltas = []
     async with aclosing(engine.generate(request)) as stream:
         async for delta in stream:
@@ -40,11 +41,11 @@ async def collect(engine, request):
     return deltas
 
 
-def tokens_of(deltas, index=0):
+def tokens_of(deltas: Any, index: Any = 0) -> Any:
     return [t for d in deltas if d.index == index for t in d.token_ids]
 
 
-def text_of(deltas, index=0):
+def text_of(deltas: Any, index: Any = 0) -> Any:
     return "".join(d.text for d in deltas if d.index == index)
 
 
@@ -241,7 +242,7 @@ async def test_embeddings_are_unit_vectors_that_know_alike_texts(engine):
     assert a == b and len(a) == 64
     assert sum(x * x for x in a) == pytest.approx(1.0)
 
-    def dot(u, v):
+    def dot(u: Any, v: Any) -> Any:
         return sum(x * y for x, y in zip(u, v, strict=True))
 
     assert dot(a, c) > dot(a, d)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -28,15 +29,15 @@ async def app():
     await engine.stop()
 
 
-def chat(**kw):
+def chat(**kw: Any) -> Any:
     return {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **kw}
 
 
-def chat_ids(text="hi"):
+def chat_ids(text: Any = "hi") -> Any:
     return [sim_text.USER, *sim_text.encode(text), sim_text.END, sim_text.ASSISTANT]
 
 
-def known(ids, count, index=0, seed=0):
+def known(ids: Any, count: Any, index: Any = 0, seed: Any = 0) -> Any:
     return sim_text.decode(list(islice(sim_text.expected_tokens(ids, seed, index, True), count)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,17 +18,19 @@ from inference_node.engines.sim_sequence import SimRequest
 COSTS = Costs(8000.0, 0.006, 0.00035, 2048, 256)
 
 
-def scheduler(blocks=1000, costs=COSTS, keep=True):
+def scheduler(blocks: Any = 1000, costs: Any = COSTS, keep: Any = True) -> Any:
     return Scheduler(costs, BlockPool(blocks, keep), 16)
 
 
-def request(tokens=32, new=4, n=1, priority=0, salt="", base=0, ignore_eos=True):
+def request(
+    tokens: Any = 32, new: Any = 4, n: Any = 1, priority: Any = 0, salt: Any = "", base: Any = 0, ignore_eos: Any = True
+) -> Any:
     prompt = [sim_text.WORDS_AT + (base + i) % 1024 for i in range(tokens)]
     sampling = Sampling(max_tokens=new, n=n, ignore_eos=ignore_eos)
     return SimRequest(GenerateCall("r", Prompt(prompt), sampling, priority, salt), 0, 4096)
 
 
-def run(sched, limit=10_000):
+def run(sched: Any, limit: Any = 10_000) -> Any:
     seconds = 0.0
     for _ in range(limit):
         if not sched.has_work:
@@ -39,7 +42,7 @@ def run(sched, limit=10_000):
     raise AssertionError("did not end")
 
 
-def output(req, index=0):
+def output(req: Any, index: Any = 0) -> Any:
     sequence = req.sequences[index]
     return sequence.tokens[sequence.prompt_len :]
 

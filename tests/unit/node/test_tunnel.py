@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.unit.node.harness import FAST, SLOW, config, running
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
-def chat(**kw):
+def chat(**kw: Any) -> Any:
     return {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **kw}
 
 
@@ -248,12 +249,17 @@ async def test_an_application_that_fails_in_the_middle_breaks_the_stream():
 
 
 async def test_what_the_application_sees_and_what_passes_back():
-    seen = {}
+    seen: dict[str, Any] = {}
 
     async def app(scope, receive, send):
         message = await receive()
         seen.update(scope=scope, body=message["body"])
-        headers = [(b"Content-Type", b"text/plain"), (b"Connection", b"close"), (b"content-length", b"3"), (b"X-A", b" b ")]
+        headers = [
+            (b"Content-Type", b"text/plain"),
+            (b"Connection", b"close"),
+            (b"content-length", b"3"),
+            (b"X-A", b" b "),
+        ]
         await send({"type": "http.response.start", "status": 207, "headers": headers})
         await send({"type": "http.response.body", "body": b"abc"})
 
