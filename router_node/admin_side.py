@@ -19,7 +19,7 @@ from shared.net.listener import Listener, ListenError
 class AdminSide:
     """Made once in each router, in the supervisor where there are workers.
 
-    ``socket`` is the private socket's address and ``bridge`` leads to it.
+    ``socket`` is the private socket's address, on which this side serves.
     """
 
     def __init__(
@@ -27,17 +27,16 @@ class AdminSide:
         config: Config,
         nodes: NodeSide,
         socket: str,
-        bridge: Bridge,
         *,
         view: ClusterView,
         collect: Callable[[], Snapshot],
         not_ready: Callable[[], str],
     ) -> None:
         router = config.router
-        self._bridge = bridge
+        self._bridge = Bridge(socket, nodes.net, nodes.flusher)
         self._server = AdminServer(socket, view, lambda: not not_ready())
         token = "" if is_loopback(router.admin_host) else config.server.cluster_token
-        front = PrivateFront(bridge, MetricsPage(collect, router.workers).render, not_ready, token)
+        front = PrivateFront(self._bridge, MetricsPage(collect, router.workers).render, not_ready, token)
         self._listener = Listener(
             acceptor=front.accept,
             http_handler=front.handle,

@@ -71,12 +71,11 @@ async def serve(options: Options) -> int:
             config,
             nodes,
             socket,
-            bridge,
             view=LocalView(nodes.dispatcher, nodes.membership, nodes.table),
             collect=clients.snapshot,
             not_ready=clients.not_ready,
         )
-        for part in (admin, nodes, clients):  # they end in the opposite order
+        for part in (admin, bridge, nodes, clients):  # they end in the opposite order
             stack.push_async_callback(part.close)
             await part.start()
         announce(options, clients.address, admin.address)

@@ -13,7 +13,6 @@ import logging
 import socket
 from collections.abc import Iterator, Sequence
 
-from router_node.admin.bridge import Bridge
 from router_node.admin.server import private_socket
 from router_node.admin.view import LocalView
 from router_node.admin_side import AdminSide
@@ -39,13 +38,11 @@ async def supervise(options: Options) -> int:
         held = stack.enter_context(hold_port(config.server.host, config.server.port))
         sources = [TeeSource(source) for source in configured_sources(config)]
         nodes = NodeSide(config, sources, worker=config.router.workers)
-        bridge = Bridge(private, nodes.net, nodes.flusher)
         fleet = Fleet(config, nodes, sources, port=held.getsockname()[1], bridge=private)
         admin = AdminSide(
             config,
             nodes,
             private,
-            bridge,
             view=FleetView(nodes, fleet),
             collect=fleet.snapshot,
             not_ready=fleet.not_ready,

@@ -13,10 +13,15 @@ _TIMEOUT = 5.0  # seconds; the socket is on this machine
 
 
 class Bridge(Upstream):
-    """Connections to the private socket at ``address``; made again whenever they end."""
+    """Connections to the private socket at ``address``; made again whenever they end.
 
-    def __init__(self, address: str, settings: NetSettings, flusher: Flusher) -> None:
+    At most ``most`` calls pass at once. The public port's bridge and the private listener's are two, so that whoever
+    watches the health of a public port a thousand times keeps no operator out.
+    """
+
+    def __init__(self, address: str, settings: NetSettings, flusher: Flusher, most: int = 128) -> None:
         self._address = address
+        self._most = most
         self._up = asyncio.Event()
         self._pool = Pool(address, settings, flusher, on_state=self._on_state)
 
@@ -25,6 +30,11 @@ class Bridge(Upstream):
             self._up.set()
         else:
             self._up.clear()
+
+    @property
+    def free(self) -> int:
+        """How many more calls may pass now."""
+        return self._most - self._pool.streams
 
     async def start(self) -> None:
         """Dial and wait for the connection. Raises OSError when there is none in time."""
@@ -37,6 +47,8 @@ class Bridge(Upstream):
 
     def open(self, headers: Headers, sink: ClientSink, end: bool = False) -> ClientStream | None:
         """As ``Upstream``."""
+        if self.free <= 0:
+            return None
         return self._pool.open(headers, sink, end)
 
     async def close(self) -> None:

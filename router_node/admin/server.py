@@ -72,7 +72,7 @@ class AdminServer:
 
     async def start(self) -> None:
         """Serve. Raises OSError when the socket cannot be made."""
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=256)
+        server = grpc.aio.server(options=_OPTIONS)  # what comes in is bounded by the bridges
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._view), server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [
