@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -20,10 +19,7 @@ from router_node.relay.peek import peek
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.ids import sane_request_id
-from shared.logging import event, get
 from shared.net.api import Headers, HttpExchange
-
-log = get("gateway")
 
 # Passed to nodes through the tunnel; each of these bodies is JSON with a "model".
 TUNNELLED: Final = (
@@ -96,9 +92,7 @@ class Gateway:
         except LayaError as error:
             self._refuse(exchange, account, error, extra)
         except Exception as error:
-            event(log, logging.ERROR, "gateway_failed", exc_info=error, request_id=account.request_id.decode())
-            failure = LayaError(Code.INTERNAL, "INTERNAL", "The router failed on this request; its log says why.")
-            self._refuse(exchange, account, failure, extra)
+            self._refuse(exchange, account, core.defect(error, account.request_id), extra)
 
     def _refuse(self, exchange: HttpExchange, account: Account, error: LayaError, extra: Headers) -> None:
         exchange.on_abort = None

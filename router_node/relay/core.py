@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from typing import Final
 
@@ -16,10 +17,13 @@ from router_node.relay.headers import HeaderRules
 from router_node.relay.settings import RelaySettings
 from router_node.routes.table import RouteTable
 from shared import headers as names
-from shared.errors import invalid
+from shared.errors import Code, LayaError, invalid
 from shared.ids import request_id_maker
+from shared.logging import event, get
 from shared.net.api import Headers
 from shared.net.fields import CheckedHeaders
+
+log = get("relay")
 
 # Pseudo-headers come first. The node serves whatever authority it is asked for.
 _OPENING: Final = ((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"node"))
@@ -53,6 +57,7 @@ class RelayCore:
         self.rules = HeaderRules(settings.forward_metadata)
         self.make_request_id = request_id_maker()
         self._tenants: dict[str, Headers] = {}
+        self._reported = -1.0
         clamps = b'{"max_n":%d,"max_max_tokens":%d}' % (settings.max_n, settings.max_max_tokens)
         self._common: Headers = [(names.CLAMPS, clamps)]
         if settings.cluster_token:
@@ -66,6 +71,17 @@ class RelayCore:
     def close(self) -> None:
         """Stop the timers. Call it once the listeners are closed, so that no request is left."""
         self.deadlines.close()
+
+    def defect(self, error: Exception, request_id: bytes) -> LayaError:
+        """Report a defect of ours, with its trace at most once a second, and say what the client is told."""
+        self.metrics.count("defect")
+        now = self.clock()
+        if now - self._reported >= 1.0:
+            self._reported = now
+            event(
+                log, logging.ERROR, "request_failed", exc_info=error, request_id=request_id.decode("ascii", "replace")
+            )
+        return LayaError(Code.INTERNAL, "INTERNAL", "The router failed on this request; its log says why.")
 
     def only_model(self) -> str:
         """The model of a request that names none. Raises LayaError INVALID_ARGUMENT unless there is just one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from router_node.relay.account import Account
@@ -15,11 +14,8 @@ from router_node.relay.relay_stream import RelayStream
 from shared import headers as names
 from shared.errors import Code, LayaError
 from shared.ids import sane_request_id
-from shared.logging import event, get
 from shared.net.api import Headers, ServerSink, ServerStream, Upstream
 from shared.net.fields import CheckedHeaders
-
-log = get("relay")
 
 # Answered by the services on the private socket. Probes have no key to send; reflection needs one.
 HEALTH: Final = b"/grpc.health.v1.Health/"
@@ -68,9 +64,7 @@ class RelayFront:
             self._refuse(stream, account, error)
             return None
         except Exception as error:
-            # A defect of ours: the client gets one clear answer, the books are closed, and the log has the trace.
-            event(log, logging.ERROR, "relay_failed", exc_info=error, request_id=account.request_id.decode())
-            failure = LayaError(Code.INTERNAL, "INTERNAL", "The router failed to take the call; its log says why.")
+            failure = core.defect(error, account.request_id)
             if relay is not None:
                 relay.refuse(failure)
                 return relay

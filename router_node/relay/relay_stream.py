@@ -173,13 +173,13 @@ class RelayStream(Splice):
 
     def _submit(self, since: float) -> None:
         account = self._account
-        reservation = account.submit(self._ask, self._granted, self.refuse)
+        reservation = account.submit(self._ask, self._on_grant, self.refuse)
         if reservation is not None:
             self._go(reservation, since)
         else:
             account.worked += self._core.clock() - since
 
-    def _granted(self, reservation: Reservation) -> None:
+    def _on_grant(self, reservation: Reservation) -> None:
         """The dispatcher found room after a wait."""
         since = self._core.clock()
         self._account.granted(reservation)
@@ -261,7 +261,7 @@ class RelayStream(Splice):
             if account.attempts >= self._core.settings.max_attempts:
                 return False
             try:
-                reservation = account.wait_again(self._granted, lambda _: self.refuse(error))
+                reservation = account.wait_again(self._on_grant, lambda _: self.refuse(error))
             except LayaError:
                 return False
             if reservation is None:
