@@ -10,6 +10,7 @@ from shared.errors import Code, LayaError, invalid
 from shared.net.api import Headers, ServerSink, ServerStream
 from shared.net.fields import CheckedHeaders
 from shared.net.grpc_wire import ENCODINGS, Deframer, frame, parse_timeout
+from shared.net.uploads import crowded_error, stalled_error
 
 if TYPE_CHECKING:
     from shared.net.grpc_server import GrpcServer, Method
@@ -135,7 +136,7 @@ class ServerCall(ServerSink):
         if end:
             self._whole()
         else:
-            self._server.uploads.progress(self)
+            self._server.uploads.progress(self, 0)
 
     def _set_deadline(self, seconds: float) -> None:
         if seconds < _LONGEST:
@@ -163,7 +164,7 @@ class ServerCall(ServerSink):
         if end:
             self._whole()
         else:
-            self._server.uploads.progress(self)
+            self._server.uploads.progress(self, deframer.pending + sum(map(len, self._messages)))
 
     def on_trailers(self, headers: Headers) -> None:
         """The request is over; gRPC requests have no trailers, so nobody reads them."""
@@ -184,7 +185,12 @@ class ServerCall(ServerSink):
 
     def stalled(self) -> None:
         """The request did not go on in time."""
-        self.fail(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", "The request message did not arrive in time."))
+        self.fail(stalled_error())
+
+    def crowded_out(self) -> None:
+        """All requests that arrive are too much together, and this is the largest."""
+        self._server.counters.count("grpc_crowded_out")
+        self.fail(crowded_error())
 
     def fail(self, error: LayaError) -> None:
         """End the call with an error."""

@@ -19,7 +19,7 @@ from shared.errors import Code, LayaError, unavailable
 from shared.net.api import Acceptor, Headers, ServerSink, ServerStream
 from shared.net.counters import NetCounters
 from shared.net.grpc_call import Encodable, ServerCall
-from shared.net.uploads import Uploads
+from shared.net.uploads import Uploads, upload_limit
 
 __all__ = ["Encodable", "GrpcServer", "Handler", "Method", "ServerCall"]
 
@@ -62,7 +62,7 @@ class GrpcServer:
         self.loop = asyncio.get_running_loop()
         self.max_message = max_message
         self.counters = counters if counters is not None else NetCounters()
-        self.uploads = Uploads(self.loop, body_timeout)
+        self.uploads = Uploads(self.loop, body_timeout, upload_limit(max_message))
         self.check = check
         self._routes = routes
         self._fallback = fallback

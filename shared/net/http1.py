@@ -21,10 +21,11 @@ from shared.net.deadline import Deadline
 from shared.net.flusher import Flusher
 from shared.net.http1_exchange import Http1Exchange
 from shared.net.http1_queue import RequestQueue
-from shared.net.http1_response import CLOSE, CONTINUE, HttpDate, error_answer, head
+from shared.net.http1_response import CONTINUE, HttpDate, last_answer
 from shared.net.settings import NetSettings
+from shared.net.uploads import Uploads, crowded_error, stalled_error
 
-# What the timer waits for.
+# What is waited for. A body is waited for in ``uploads``, all others by the timer.
 _NOTHING, _IDLE, _HEAD, _BODY, _STALL, _CLOSE, _LINGER = range(7)
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
@@ -50,6 +51,7 @@ class Http1Protocol(asyncio.Protocol):
         "_running",
         "_settings",
         "_transport",
+        "_uploads",
         "date",
         "draining",
         "flusher",
@@ -62,6 +64,7 @@ class Http1Protocol(asyncio.Protocol):
         handler: HttpHandler,
         settings: NetSettings,
         flusher: Flusher,
+        uploads: Uploads,
         on_close: Callable[[Http1Protocol], None] | None = None,
         date: HttpDate | None = None,
     ) -> None:
@@ -72,6 +75,7 @@ class Http1Protocol(asyncio.Protocol):
         self.date = date if date is not None else HttpDate()
         self._handler = handler
         self._settings = settings
+        self._uploads = uploads
         self._on_close = on_close
         self._deadline = Deadline(flusher.loop, self._expired)
         self._queue = RequestQueue(self, settings.max_header_bytes, settings.max_body_bytes)
@@ -227,10 +231,8 @@ class Http1Protocol(asyncio.Protocol):
         """End an incomplete answer; when it is not ``delimited`` only a TCP reset tells the client that it is."""
         self._current = None
         transport = self._transport
-        if transport is None:
-            return
         self.end()
-        if delimited:
+        if delimited or transport is None:
             return
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
@@ -263,6 +265,8 @@ class Http1Protocol(asyncio.Protocol):
 
     def _dispatch(self, exchange: Http1Exchange) -> None:
         self._current = exchange
+        if self._phase == _BODY:
+            self._uploads.end(self)
         self._phase = _NOTHING
         try:
             self._handler(exchange)
@@ -272,11 +276,10 @@ class Http1Protocol(asyncio.Protocol):
 
     def _refuse(self, error: LayaError) -> None:
         """Say why, and close so that the answer is not lost: a reset follows a close with input unread."""
-        headers, body = error_answer(error)
         self.date.refresh()
-        framing = b"content-length: %d\r\n" % len(body) + CLOSE
-        self.emit(head(error.http_status, headers, framing, self.date.line) + body)
+        self.emit(last_answer(error, self.date.line))
         self._ending = True
+        self._uploads.end(self)
         self._watch(_LINGER, self._settings.close_timeout)
         self.flush()
         if self._transport is not None and self._transport.can_write_eof():
@@ -285,6 +288,7 @@ class Http1Protocol(asyncio.Protocol):
 
     def _abandon(self) -> None:
         """The client is gone: tell the owner of an answer that is not complete, once."""
+        self._uploads.end(self)
         self._queue.clear()
         exchange = self._current
         if exchange is None:
@@ -311,11 +315,9 @@ class Http1Protocol(asyncio.Protocol):
             logging.event(_log, ERROR, "http_owner_failed", exc_info=True)
 
     def _shut(self) -> None:
-        transport = self._transport
-        if transport is None or self._phase in (_CLOSE, _LINGER):
-            return
-        transport.close()
-        self._watch(_CLOSE, self._settings.close_timeout)
+        if self._transport is not None and self._phase not in (_CLOSE, _LINGER):
+            self._transport.close()
+            self._watch(_CLOSE, self._settings.close_timeout)
 
     def _pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -327,7 +329,22 @@ class Http1Protocol(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
 
-    # Time limits.
+    # Limits.
+
+    def stalled(self) -> None:
+        """The body did not go on in time."""
+        self._give_up("http_body_timeout", stalled_error())
+
+    def crowded_out(self) -> None:
+        """All bodies together are too much, and this is the largest."""
+        self._give_up("http_crowded_out", crowded_error())
+
+    def _give_up(self, reason: str, error: LayaError) -> None:
+        """Refuse the request that is arriving."""
+        self.flusher.counters.count(reason)
+        self._phase = _NOTHING
+        self._queue.give_up(error)
+        self._run()
 
     def _wait(self) -> None:
         """No answer is running: wait for the client, for as long as its next step may take."""
@@ -348,7 +365,8 @@ class Http1Protocol(asyncio.Protocol):
             if parser.expecting:
                 parser.continued()
                 self.emit(CONTINUE)
-            self._watch(_BODY, settings.body_timeout)
+            self._phase = _BODY
+            self._uploads.progress(self, parser.held)
 
     def _watch(self, phase: int, seconds: float) -> None:
         self._phase = phase
@@ -359,7 +377,7 @@ class Http1Protocol(asyncio.Protocol):
     def _expired(self) -> None:
         phase = self._phase
         transport = self._transport
-        if phase == _NOTHING or transport is None:
+        if phase in (_NOTHING, _BODY) or transport is None:
             return
         self._phase = _NOTHING
         settings = self._settings
@@ -367,12 +385,9 @@ class Http1Protocol(asyncio.Protocol):
         if phase == _IDLE:
             count("http_idle")
             self.end()
-        elif phase in (_HEAD, _BODY):
-            what, limit = ("headers", settings.header_timeout) if phase == _HEAD else ("body", settings.body_timeout)
-            count("http_header_timeout" if phase == _HEAD else "http_body_timeout")
-            text = f"The request's {what} did not arrive in time: no pause over {limit:g} s is allowed."
-            self._queue.refusal = LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", text, http_status=408)
-            self._run()
+        elif phase == _HEAD:
+            text = f"The request's headers did not arrive in time: they may take {settings.header_timeout:g} s."
+            self._give_up("http_header_timeout", LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", text, http_status=408))
         elif phase == _LINGER:
             transport.close()
             self._watch(_CLOSE, settings.close_timeout)

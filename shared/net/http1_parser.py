@@ -129,9 +129,19 @@ class RequestParser:
         """The client waits for 100 Continue before it sends its body."""
         return self._expect and self._state == _BODY and not self._got
 
+    @property
+    def held(self) -> int:
+        """Bytes of the body that is arriving."""
+        return self._got
+
     def continued(self) -> None:
         """100 Continue has been sent."""
         self._expect = False
+
+    def drop(self) -> None:
+        """Let go of the request that is arriving: it is refused, and nothing follows it."""
+        self._state = _DONE
+        self._reset()
 
     def release(self) -> None:
         """Break the reference cycle with httptools; call it when the connection is gone."""

@@ -58,6 +58,12 @@ class RequestQueue:
             self._feed()
         return ready.popleft() if ready else None
 
+    def give_up(self, error: LayaError) -> None:
+        """Refuse the request that is arriving, and let go of what has come of it."""
+        self.clear()
+        self._parser.drop()
+        self.refusal = error
+
     def clear(self) -> None:
         """Drop all of it."""
         self._ready.clear()
@@ -81,6 +87,7 @@ class RequestQueue:
         except Refusal as refusal:
             self._pieces.clear()
             self._held = 0
+            self._parser.drop()
             self.refusal = refusal.error
             self._conn.flusher.counters.count("http_" + refusal.reason)
 

@@ -88,6 +88,12 @@ def error_answer(error: LayaError) -> tuple[Headers, bytes]:
     return headers, error.openai_body()
 
 
+def last_answer(error: LayaError, date: bytes) -> bytes:
+    """The whole answer to a request that could not be read, after which the connection closes."""
+    headers, body = error_answer(error)
+    return head(error.http_status, headers, b"content-length: %d\r\n" % len(body) + CLOSE, date) + body
+
+
 def _clean(pair: tuple[bytes, bytes]) -> bool:
     name, value = pair
     return bool(name) and not any(bad in name or bad in value for bad in (b"\r", b"\n", b"\0"))

@@ -11,7 +11,7 @@ from shared.net.api import INTERNAL_ERROR, Headers, HttpExchange, HttpHandler, S
 from shared.net.flusher import Flusher
 from shared.net.http1_response import HOP_BY_HOP, NO_CONTENT, HttpDate, error_answer, given_length
 from shared.net.settings import NetSettings
-from shared.net.uploads import Uploads
+from shared.net.uploads import Uploads, crowded_error, stalled_error
 
 _UPLOADING, _FRESH, _STARTED, _ENDED = range(4)
 _DROPPED = HOP_BY_HOP | {b"expect"}
@@ -25,13 +25,18 @@ class Http2Front:
     __slots__ = ("_handler", "date", "flusher", "max_body", "uploads")
 
     def __init__(
-        self, handler: HttpHandler, settings: NetSettings, flusher: Flusher, date: HttpDate | None = None
+        self,
+        handler: HttpHandler,
+        settings: NetSettings,
+        flusher: Flusher,
+        uploads: Uploads,
+        date: HttpDate | None = None,
     ) -> None:
         self._handler = handler
         self.flusher = flusher
         self.max_body = settings.max_body_bytes
         self.date = date if date is not None else HttpDate()
-        self.uploads = Uploads(flusher.loop, settings.body_timeout)
+        self.uploads = uploads
 
     def accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink | None:
         """An Acceptor."""
@@ -100,7 +105,7 @@ class Http2Exchange(HttpExchange, ServerSink):
         elif end:
             self._whole()
         else:
-            self._front.uploads.progress(self)
+            self._front.uploads.progress(self, 0)
 
     @property
     def queued(self) -> int:
@@ -183,7 +188,7 @@ class Http2Exchange(HttpExchange, ServerSink):
         if end:
             self._whole()
         else:
-            self._front.uploads.progress(self)
+            self._front.uploads.progress(self, self._got)
 
     def on_trailers(self, headers: Headers) -> None:
         """The body is over; nobody reads request trailers."""
@@ -209,8 +214,11 @@ class Http2Exchange(HttpExchange, ServerSink):
 
     def stalled(self) -> None:
         """The body did not go on in time."""
-        text = "The request's body did not arrive in time: pauses in it are limited."
-        self._refuse("body_timeout", LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", text, http_status=408))
+        self._refuse("body_timeout", stalled_error())
+
+    def crowded_out(self) -> None:
+        """All bodies together are too much, and this is the largest."""
+        self._refuse("crowded_out", crowded_error())
 
     # Inside.
 

@@ -19,6 +19,7 @@ from shared.net.http2_exchange import Http2Front
 from shared.net.server import H2ServerProtocol
 from shared.net.settings import NetSettings
 from shared.net.sniff import Served, Sniffer
+from shared.net.uploads import Uploads, upload_limit
 
 _BACKLOG = 1024
 _CUT_TIME = 2.0  # seconds for connections that were cut off to be gone
@@ -60,7 +61,8 @@ class Listener:
         self._tls = tls
         self._reuse_port = reuse_port
         self._date = HttpDate()
-        self._http2 = Http2Front(http_handler, settings, flusher, self._date)
+        self._uploads = Uploads(flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
+        self._http2 = Http2Front(http_handler, settings, flusher, self._uploads, self._date)
         self._servers: list[asyncio.Server] = []
         self._served: set[Served] = set()
         self._emptied = asyncio.Event()
@@ -105,7 +107,7 @@ class Listener:
         for conn in list(self._served):
             conn.close()
         await self._wait_until_empty(_CUT_TIME)
-        self._http2.uploads.close()
+        self._uploads.close()
 
     async def _wait_until_empty(self, seconds: float) -> None:
         if self._served and seconds > 0:
@@ -133,7 +135,9 @@ class Listener:
         if http2:
             conn = H2ServerProtocol(self._accept, self._settings, self._flusher, self._gone)
         else:
-            conn = Http1Protocol(self._http_handler, self._settings, self._flusher, self._gone, self._date)
+            conn = Http1Protocol(
+                self._http_handler, self._settings, self._flusher, self._uploads, self._gone, self._date
+            )
         self._served.add(conn)
         return conn
 

@@ -11,6 +11,7 @@ from shared.net.api import HttpExchange, HttpHandler
 from shared.net.flusher import Flusher
 from shared.net.http1 import Http1Protocol
 from shared.net.settings import NetSettings
+from shared.net.uploads import Uploads, upload_limit
 from tests.support.h2_rig import ManualLoop, Wire
 from tests.support.web import until
 
@@ -47,9 +48,12 @@ class Site:
             self.open -= 1
 
         self.open += 1
-        protocol = Http1Protocol(self.handle, settings, self.flusher, closed)
+        protocol = Http1Protocol(self.handle, settings, self.flusher, self.uploads(settings), closed)
         self.protocols.append(protocol)
         return protocol
+
+    def uploads(self, settings: NetSettings) -> Uploads:
+        return Uploads(self.flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
 
     def reasons(self) -> dict[str, int]:
         return self.flusher.counters.reasons
@@ -105,7 +109,8 @@ class Bench:
         self.flusher = Flusher(self.loop)  # type: ignore[arg-type]
         self.lost = False
         settings = replace(NetSettings(), **changes)  # type: ignore[arg-type]
-        self.protocol = Http1Protocol(self._handle, settings, self.flusher, self._closed)
+        self.uploads = Uploads(self.flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
+        self.protocol = Http1Protocol(self._handle, settings, self.flusher, self.uploads, self._closed)
         self.wire = OneWay(self.loop)
         self.wire.attach(self.protocol)
         self.reasons = self.flusher.counters.reasons

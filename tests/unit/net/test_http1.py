@@ -102,6 +102,27 @@ def test_a_body_may_be_slow_but_not_pause():
     assert bench.reasons == {"http_body_timeout": 1}
 
 
+def test_a_body_may_be_crowded_out_by_others():
+    bench = Bench(echo, max_body_bytes=1000)
+    bench.say(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + b"x" * 800)
+    assert bench.uploads.held == 800
+
+    class Other:
+        def stalled(self) -> None:
+            raise AssertionError
+
+        crowded_out = stalled
+
+    others = [Other() for _ in range(10)]
+    for other in others:
+        bench.uploads.progress(other, 799)
+    heard = bench.hear()
+    assert heard.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"retry-after: 1\r\n" in heard
+    assert bench.uploads.held == 7990
+    assert bench.reasons == {"http_crowded_out": 1}
+
+
 def test_an_idle_connection_is_closed_without_a_word():
     bench = Bench(echo, idle_timeout=300, header_timeout=10)
     for _ in range(3):

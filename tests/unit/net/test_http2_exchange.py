@@ -14,6 +14,7 @@ from shared.net.flusher import Flusher
 from shared.net.http2_exchange import Http2Front
 from shared.net.server import H2ServerProtocol
 from shared.net.settings import NetSettings
+from shared.net.uploads import Uploads, upload_limit
 from tests.support.h2_rig import Link, ManualLoop, Raw, Seen
 
 
@@ -38,7 +39,8 @@ class Site:
         self.loop = ManualLoop()
         self.flusher = Flusher(self.loop)  # type: ignore[arg-type]
         settings = replace(NetSettings(), max_body_bytes=200_000, body_timeout=5.0)
-        self.front = Http2Front(self.handle, settings, self.flusher)
+        uploads = Uploads(self.flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
+        self.front = Http2Front(self.handle, settings, self.flusher, uploads)
         self.link = Link(
             self.loop,
             H2ServerProtocol(self.front.accept, settings, self.flusher),
@@ -223,6 +225,21 @@ def test_a_body_that_pauses_too_long_is_refused():
     site.loop.advance(2)
     site.link.pump()
     assert problem(site.seen(number)) == (408, "deadline")
+
+
+def test_the_largest_body_makes_room_when_all_together_are_too_much():
+    site = Site(echo)
+    large = site.ask(request(), b"x" * 199_000, end=False)
+    rest = [site.ask(request(), b"x" * 190_000, end=False) for _ in range(8)]
+    assert problem(site.seen(large)) == (503, "uploads_full")
+    assert dict(site.seen(large).headers)[b"retry-after"] == b"1"
+    assert site.front.uploads.held == 8 * 190_000
+    for number in rest:
+        site.link.raw.connection.send_data(number, b"", end_stream=True)
+    site.link.pump()
+    assert all(len(site.seen(number).data) == 190_000 for number in rest)
+    assert site.front.uploads.held == 0
+    assert site.reasons()["http_crowded_out"] == 1
 
 
 def test_a_length_that_is_a_lie_is_refused():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from shared.net.uploads import Uploads
+from shared.net.uploads import Uploads, crowded_error, stalled_error, upload_limit
 from tests.support.h2_rig import ManualLoop
 
 
 class Body:
     def __init__(self) -> None:
         self.stalls = 0
+        self.crowded = 0
+
+    def crowded_out(self) -> None:
+        self.crowded += 1
 
     def stalled(self) -> None:
         self.stalls += 1
@@ -16,25 +20,25 @@ class Body:
 
 def make() -> tuple[ManualLoop, Uploads]:
     loop = ManualLoop()
-    return loop, Uploads(loop, 10.0)  # type: ignore[arg-type]
+    return loop, Uploads(loop, 10.0, 1000)  # type: ignore[arg-type]
 
 
 def test_only_those_that_pause_too_long_are_told_and_once():
     loop, uploads = make()
     silent, steady, whole = Body(), Body(), Body()
     for body in (silent, steady, whole):
-        uploads.progress(body)
+        uploads.progress(body, 1)
     uploads.end(whole)
     for _ in range(10):
         loop.advance(3)
-        uploads.progress(steady)
+        uploads.progress(steady, 1)
     assert (silent.stalls, steady.stalls, whole.stalls) == (1, 0, 0)
     assert len(uploads) == 1
     loop.advance(9.9)
     assert steady.stalls == 0
     loop.advance(0.2)
     assert (steady.stalls, len(uploads)) == (1, 0)
-    uploads.progress(silent)
+    uploads.progress(silent, 1)
     loop.advance(11)
     assert silent.stalls == 2
 
@@ -42,7 +46,31 @@ def test_only_those_that_pause_too_long_are_told_and_once():
 def test_closing_forgets_everybody():
     loop, uploads = make()
     body = Body()
-    uploads.progress(body)
+    uploads.progress(body, 1)
     uploads.close()
     loop.advance(20)
     assert (body.stalls, len(uploads)) == (0, 0)
+
+
+def test_the_largest_has_to_go_when_all_hold_too_much():
+    _, uploads = make()
+    small, large, newest = Body(), Body(), Body()
+    uploads.progress(small, 100)
+    uploads.progress(large, 500)
+    uploads.progress(large, 800)
+    assert uploads.held == 900
+    uploads.progress(newest, 101)
+    assert (small.crowded, large.crowded, newest.crowded) == (0, 1, 0)
+    assert uploads.held == 201
+    uploads.progress(newest, 901)
+    assert newest.crowded == 1
+    assert (uploads.held, len(uploads)) == (100, 1)
+    uploads.end(small)
+    uploads.end(small)
+    assert uploads.held == 0
+
+
+def test_what_a_client_is_told_has_a_status_and_a_time_to_come_back():
+    assert stalled_error().http_status == 408
+    assert (crowded_error().http_status, crowded_error().retry_after) == (503, 1.0)
+    assert upload_limit(1000) == 8000
