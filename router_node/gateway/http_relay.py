@@ -24,6 +24,8 @@ HOLD: Final = 256 << 10  # bytes of an answer that may be kept until it is whole
 _SPLIT: Final = 16 << 10  # a request body above this is not copied into one piece with its head
 _NOT_BEGUN: Final = frozenset(("DRAINING", "NOT_READY", "QUEUE_FULL", "QUEUE_TIMEOUT"))
 
+_TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
+
 _WAITING, _HOLDING, _STREAMING, _OVER = range(4)
 
 
@@ -89,15 +91,15 @@ class HttpRelay(ClientSink):
         self._account.granted(reservation)
         self._go(reservation, since)
 
-    def _go(self, reservation: Reservation | None, since: float) -> None:
+    def _go(self, chosen: Reservation, since: float) -> None:
         call, account = self._call, self._account
         core = account.core
+        reservation: Reservation | None = chosen
         while reservation is not None:
-            headers = core.node_headers(
-                TUNNEL_PATH, CONTENT_TYPE, account.caller, reservation, account.request_id, call.forward
-            )
             upstream = reservation.node.upstream
-            stream: ClientStream | None = upstream.open(headers, self) if upstream is not None else None
+            stream: ClientStream | None = None
+            if upstream is not None:
+                stream = upstream.open(core.node_headers(_TUNNEL, account, reservation, call.forward), self)
             if stream is not None:
                 self._stream = stream
                 body = call.exchange.body
@@ -112,13 +114,12 @@ class HttpRelay(ClientSink):
             reservation = account.another()
         self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
 
-    def _retry(self, reservation: Reservation | None) -> None:
+    def _retry(self, reservation: Reservation) -> None:
         """Go on with another object: late calls for this stream must not reach the next one."""
         successor = HttpRelay(self._call)
         self._exchange.on_abort = successor._client_gone
         self._leave()
-        if reservation is not None:
-            successor._go(reservation, self._account.core.clock())
+        successor._go(reservation, self._account.core.clock())
 
     def _wait_again(self) -> bool:
         """Wait for a node with room; False when that is not to be."""
@@ -279,7 +280,7 @@ class HttpRelay(ClientSink):
         out = head_for_client(head.headers)
         out.append((names.REQUEST_ID, account.request_id))
         out.append((names.NODE, account.node_id.encode()))
-        out.append((names.ROUTER_TIME, b"%d" % int(account.routed * 1_000_000)))
+        out.append((names.ROUTER_TIME, b"%d" % (account.routed * 1e6)))
         out += self._call.extra
         return out
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from router_node.dispatch import Reservation, Ticket
 from router_node.relay.fields import Fields
-from shared.errors import Code, LayaError, invalid
+from shared.errors import Code, LayaError
 
 if TYPE_CHECKING:
     from router_node.middleware.keys import Caller
@@ -22,24 +22,23 @@ CANCELLED_HTTP: Final = 499  # the client went away first
 
 
 class Account:
-    """One request. ``code`` is the gRPC code, or the HTTP status, that the client was told.
+    """One request. It is also its own line of the access log, see ``router_node.middleware.access_log``.
 
-    ``worked`` is the router's own time in seconds until the first byte went to a node: waiting for the client's bytes
-    or for a node with room is not in it.
+    ``code`` is the gRPC code, or the HTTP status, that the client was told. ``worked`` is the router's own time in
+    seconds until the first byte went to a node: waiting for the client's bytes or for a node with room is not in it.
     """
 
     __slots__ = (
+        "at",
         "attempts",
         "bytes_in",
         "bytes_out",
         "caller",
         "code",
         "core",
-        "ended",
         "excluded",
+        "fields",
         "method",
-        "model",
-        "node_id",
         "peer",
         "protocol",
         "reason",
@@ -56,22 +55,39 @@ class Account:
         self.protocol = protocol
         self.method = method
         self.peer = peer
-        self.started = started
+        self.started = started  # later its length, see ``seconds``
+        self.at = 0.0  # the wall clock at its end; 0 until then
         self.worked = 0.0
         self.routed = -1.0
         self.request_id = b""
         self.caller: Caller | None = None
-        self.model = ""
-        self.node_id = ""
-        self.code = 0
+        self.fields: Fields | None = None
+        self.code = self.attempts = self.bytes_in = self.bytes_out = 0
         self.reason = ""
-        self.attempts = 0
-        self.bytes_in = self.bytes_out = 0
         self.excluded: set[str] | None = None
         self.reservation: Reservation | None = None
         self.ticket: Ticket | None = None
-        self.ended = False
         core.metrics.in_flight += 1
+
+    @property
+    def node_id(self) -> str:
+        """The node of the last try, empty before the first."""
+        return self.reservation.node.id if self.reservation is not None else ""
+
+    @property
+    def model(self) -> str:
+        """The model that was asked for, empty when the request did not get that far."""
+        return self.fields.model if self.fields is not None else ""
+
+    @property
+    def tenant(self) -> str:
+        """Tenant of the caller's key."""
+        return self.caller.tenant if self.caller is not None else ""
+
+    @property
+    def seconds(self) -> float:
+        """How long the request took; only after its end."""
+        return self.started
 
     def submit(
         self,
@@ -83,42 +99,33 @@ class Account:
 
         Raises LayaError when no node can ever take the request.
         """
+        core = self.core
+        self.fields = fields
         if not fields.model:
-            fields.model = self.core.only_model()
-        self.model = fields.model
+            fields.model = core.only_model()
         caller = self.caller
         if caller is not None:
             fields.tenant = caller.tenant
             if fields.priority < caller.best_priority:
                 fields.priority = caller.best_priority
-        outcome = self.core.dispatcher.submit(fields, on_grant, on_refuse)
+        outcome = core.dispatcher.submit(fields, on_grant, on_refuse)
         if isinstance(outcome, Ticket):
             self.ticket = outcome
             return None
         self.reservation = outcome
-        self.node_id = outcome.node.id
-        self.attempts = 1
+        self.attempts += 1
         return outcome
 
     def wait_again(
         self, on_grant: Callable[[Reservation], None], on_refuse: Callable[[LayaError], None]
     ) -> Reservation | None:
         """Ask again after a node gave the request back, as ``submit`` does and with the time it has waited."""
-        ask = self.reservation.ask if self.reservation is not None else None
-        if ask is None:
-            raise invalid("The request was not dispatched before.")
-        outcome = self.core.dispatcher.submit(ask, on_grant, on_refuse)
-        if isinstance(outcome, Ticket):
-            self.ticket = outcome
-            return None
-        self.granted(outcome)
-        return outcome
+        return self.submit(self.fields or Fields(), on_grant, on_refuse)
 
     def granted(self, reservation: Reservation) -> None:
-        """The dispatcher chose a node, at once or later."""
+        """The dispatcher chose a node after a wait, or another one."""
         self.ticket = None
         self.reservation = reservation
-        self.node_id = reservation.node.id
         self.attempts += 1
 
     def another(self) -> Reservation | None:
@@ -149,11 +156,11 @@ class Account:
 
     def release(self) -> None:
         """Give the place in the dispatcher back; the node's stream is over."""
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None:
-            ticket.cancel()
         if self.reservation is not None:
             self.reservation.end()
+        if self.ticket is not None:
+            self.ticket.cancel()
+            self.ticket = None
 
     def failed(self, error: LayaError, http: bool = False) -> None:
         """Note what the client is told."""
@@ -162,9 +169,9 @@ class Account:
 
     def end(self) -> None:
         """The client's side is over; the first call counts."""
-        if self.ended:
+        if self.at:
             return
-        self.ended = True
+        self.at = time.time()
         self.release()
         core = self.core
         metrics = core.metrics
@@ -172,26 +179,8 @@ class Account:
         metrics.finished(self.method, self.code)
         log = core.access_log
         if log is not None:
-            caller = self.caller
-            log.add(
-                (
-                    time.time(),
-                    self.protocol,
-                    self.peer,
-                    self.method,
-                    self.code,
-                    self.reason,
-                    core.clock() - self.started,
-                    self.routed,
-                    self.model,
-                    self.node_id,
-                    caller.tenant if caller is not None else "",
-                    self.request_id,
-                    self.attempts,
-                    self.bytes_in,
-                    self.bytes_out,
-                )
-            )
+            self.started = core.clock() - self.started
+            log.add(self)
 
 
 def node_lost(node_id: str, what: str, retry_safe: bool, code: Code = Code.UNAVAILABLE) -> LayaError:

@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import logging
 import time
-from typing import Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 from router_node.admin.metrics import RouterMetrics
 from router_node.dispatch import Dispatcher, Reservation
 from router_node.middleware.access_log import AccessLog
-from router_node.middleware.keys import Authorizer, Caller
+from router_node.middleware.keys import Authorizer
 from router_node.relay.deadlines import Deadlines
 from router_node.relay.headers import HeaderRules
 from router_node.relay.settings import RelaySettings
@@ -22,12 +23,15 @@ from shared.ids import request_id_maker
 from shared.logging import event, get
 from shared.net.api import Headers
 from shared.net.fields import CheckedHeaders
+from shared.net.grpc_wire import parse_timeout
+
+if TYPE_CHECKING:
+    from router_node.relay.account import Account
 
 log = get("relay")
 
 # Pseudo-headers come first. The node serves whatever authority it is asked for.
 _OPENING: Final = ((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"node"))
-_TE: Final = (b"te", b"trailers")
 MAX_TENANTS: Final = 4096  # whose headers are kept ready
 
 
@@ -55,11 +59,13 @@ class RelayCore:
         self.clock = time.perf_counter
         self.deadlines = Deadlines(loop)
         self.rules = HeaderRules(settings.forward_metadata)
+        # Clients use few different time-outs; those that count down are as cheap to parse as to look up.
+        self.parse_timeout = lru_cache(1024)(parse_timeout)
         self.make_request_id = request_id_maker()
         self._tenants: dict[str, Headers] = {}
         self._reported = -1.0
         clamps = b'{"max_n":%d,"max_max_tokens":%d}' % (settings.max_n, settings.max_max_tokens)
-        self._common: Headers = [(names.CLAMPS, clamps)]
+        self._common: Headers = [(b"te", b"trailers"), (names.CLAMPS, clamps)]
         if settings.cluster_token:
             self._common.append((names.CLUSTER_TOKEN, settings.cluster_token))
 
@@ -92,23 +98,17 @@ class RelayCore:
         raise invalid(f"The request names no model: name one of those there are ({there}).", "model")
 
     def node_headers(
-        self,
-        path: bytes,
-        content_type: bytes,
-        caller: Caller | None,
-        reservation: Reservation,
-        request_id: bytes,
-        forward: Headers,
+        self, fields: dict[bytes, bytes], account: Account, reservation: Reservation, forward: Headers
     ) -> CheckedHeaders:
-        """The header block that opens a node's stream."""
+        """The header block that opens a node's stream for a call with these headers."""
+        caller = account.caller
         out = CheckedHeaders(_OPENING)
         out += (
-            (b":path", path),
-            _TE,
-            (b"content-type", content_type),
+            (b":path", fields[b":path"]),
+            (b"content-type", fields[b"content-type"]),
             (names.DISPATCH, reservation.id),
             (names.PRIORITY, b"%d" % reservation.ask.priority),
-            (names.REQUEST_ID, request_id),
+            (names.REQUEST_ID, account.request_id),
         )
         out += self._tenant(caller.tenant) if caller is not None and caller.tenant else self._common
         out += forward

@@ -49,12 +49,15 @@ def from_metadata(metadata: dict[bytes, bytes]) -> Fields:
     if named is not None:
         out.model = model(named, "laya-model")
     if prompt is not None:
-        if prompt.isdigit() and len(prompt) < 10:
+        if prompt.isdigit() and len(prompt) < 10:  # as count() does, without the call
             out.prompt_tokens = int(prompt)
         else:
             out.prompt_tokens = count(prompt, "laya-prompt-tokens", 0)
     if limit is not None:
-        out.max_new_tokens = count(limit, "laya-max-tokens", 1)
+        if limit.isdigit() and len(limit) < 10 and limit[0] != 0x30:
+            out.max_new_tokens = int(limit)
+        else:
+            out.max_new_tokens = count(limit, "laya-max-tokens", 1)
         out.complete = bool(named) and prompt is not None
     value = get(names.SESSION)
     if value is not None:

@@ -54,7 +54,7 @@ class RelayFront:
             ask = from_metadata(fields)
             if ask.max_new_tokens > self._most:
                 check_caps(ask, core.settings)
-            relay = RelayStream(stream, account, fields, core.rules.forward(headers), method, ask)
+            relay = RelayStream(stream, account, fields, core.rules.forward(headers, fields), method, ask)
             relay.begin(end, since)
             return relay
         except LayaError as error:
@@ -107,7 +107,7 @@ class RelayFront:
                 (b":path", fields[b":path"]),
                 (b"te", b"trailers"),
                 (b"content-type", fields[b"content-type"]),
-                *self._core.rules.forward(headers),
+                *self._core.rules.forward(headers, fields),
             ]
         )
         return BridgeStream.open(stream, account, opening, self._bridge, end)

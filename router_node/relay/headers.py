@@ -61,12 +61,14 @@ class HeaderRules:
             _check(headers, fields)
         return fields
 
-    def forward(self, headers: Headers) -> Headers:
-        """Those of a client's headers that pass to a node as they are.
+    def forward(self, headers: Headers, fields: dict[bytes, bytes]) -> Headers:
+        """Those of a client's headers that pass to a node as they are; ``fields`` are the same by name.
 
         A value with bytes beyond ASCII, which HTTP allows and gRPC does not, is thrown away: it must not be an error.
         """
         allowed = self._allowed
+        if len(fields) == len(headers):
+            return [(name, fields[name]) for name in allowed.intersection(fields) if fields[name].isascii()]
         return [pair for pair in headers if pair[0] in allowed and pair[1].isascii()]
 
 
@@ -108,12 +110,14 @@ def _shown(value: bytes) -> str:
     return repr(value[:80].decode("ascii", "replace"))
 
 
-def response_for_client(headers: Headers, node: bytes, request_id: bytes, micros: int) -> CheckedHeaders:
+def response_for_client(headers: Headers, node_id: str, request_id: bytes, routed: float) -> CheckedHeaders:
     """A node's response headers without what is not for the client, with who answered and what routing took."""
     out = CheckedHeaders([pair for pair in headers if pair[0] not in _NOT_TO_CLIENT])
-    out.append((names.NODE, node))
-    out.append((names.REQUEST_ID, request_id))
-    out.append((names.ROUTER_TIME, b"%d" % micros))
+    out += (
+        (names.NODE, node_id.encode()),
+        (names.REQUEST_ID, request_id),
+        (names.ROUTER_TIME, b"%d" % (routed * 1e6)),
+    )
     return out
 
 

@@ -12,14 +12,13 @@ from typing import Final
 
 from router_node.dispatch import Reservation
 from router_node.relay.account import Account, node_lost
-from router_node.relay.core import RelayCore
 from router_node.relay.fields import Fields
 from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Headers, ServerStream
-from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout, parse_timeout
+from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout
 from shared.net.splice import Splice
 
 # A node that answers UNAVAILABLE for one of these has not begun the request.
@@ -33,18 +32,13 @@ class RelayStream(Splice):
     __slots__ = (
         "_account",
         "_ask",
-        "_core",
         "_deframer",
-        "_due",
-        "_empty",
         "_fields",
         "_forward",
         "_lost",
         "_method",
         "_offered",
         "_reading",
-        "_scan_due",
-        "_timeout",
     )
 
     def __init__(
@@ -58,18 +52,12 @@ class RelayStream(Splice):
     ) -> None:
         super().__init__(down)
         self._account = account
-        self._core: RelayCore = account.core
         self._fields = fields
         self._forward = forward
         self._method = method
         self._ask = ask
-        self._reading = False  # the first message must be read before a node can be chosen
+        self._reading = self._lost = False
         self._deframer: Deframer | None = None
-        self._timeout = 0.0  # the client's, in seconds; 0: none
-        self._due = 0
-        self._scan_due = 0
-        self._empty = False
-        self._lost = 0
         self._offered: tuple[Headers, LayaError] | None = None  # a node's refusal, while another node is looked for
 
     def begin(self, end: bool, since: float) -> None:
@@ -77,21 +65,21 @@ class RelayStream(Splice):
 
         Raises LayaError when it cannot be taken; the caller answers then.
         """
-        core, ask = self._core, self._ask
+        ask, core = self._ask, self._account.core
         given = self._fields.get(b"grpc-timeout")
         if given is not None:
-            self._timeout = timeout = parse_timeout(given)
-            ask.deadline = core.loop.time() + timeout
-            self._due = core.deadlines.add(timeout, self)
-        self._empty = end
+            ask.deadline = when = core.loop.time() + core.parse_timeout(given)
+            if not core.deadlines.live:
+                core.deadlines.arm()
+            core.deadlines.live[self] = when
         if ask.complete:
+            self.request_ended = end
             self._submit(since)
             return
         if end:
             raise invalid("The request ended without a message: send one.")
         self._reading = True
-        if self._due == 0 or self._timeout > core.settings.body_timeout:
-            self._scan_due = core.deadlines.add(core.settings.body_timeout, self)
+        self._limit_reading()
         self._account.worked = core.clock() - since
 
     # The client's side.
@@ -100,29 +88,35 @@ class RelayStream(Splice):
         """Request bytes; the first message is read on its way where metadata did not say enough."""
         super().on_data(data, end)
         if self._reading:
-            since = self._core.clock()
+            since = self._account.core.clock()
             try:
                 self._read(data, end, since)
             except LayaError as error:
                 self.refuse(error)
 
+    def _limit_reading(self) -> None:
+        """The first message must come in time, whatever time the call itself has."""
+        core = self._account.core
+        limit = core.loop.time() + core.settings.body_timeout
+        if self._ask.deadline is None or self._ask.deadline > limit:
+            if not core.deadlines.live:
+                core.deadlines.arm()
+            core.deadlines.live[self] = limit
+
     def _read(self, data: bytes, end: bool, since: float) -> None:
-        core = self._core
+        core = self._account.core
+        most = core.settings.max_scan_bytes
         size = max(0, len(data) - 5)
-        if (
-            self._deframer is None
-            and data[:5] == b"\0" + size.to_bytes(4, "big")
-            and size <= core.settings.max_scan_bytes
-        ):
+        if self._deframer is None and size <= most and data[:5] == b"\0" + size.to_bytes(4, "big"):
             self._route(data[5:], since)  # one message, whole and plain, as nearly always
             return
         try:
-            message = self._collect(data)
+            message = self._collect(data, most)
         except LayaError as error:
             if error.reason != "BODY_TOO_LARGE":
                 raise
             if not self._ask.model:
-                raise _too_large(core.settings.max_scan_bytes) from None
+                raise _too_large(most) from None
             self._route(b"", since)  # metadata names the model: that must do
             return
         if message is not None:
@@ -132,39 +126,41 @@ class RelayStream(Splice):
         else:
             self.ask_more(len(data))  # a message may be longer than the client's window
 
-    def _collect(self, data: bytes) -> bytes | None:
+    def _collect(self, data: bytes, most: int) -> bytes | None:
         """The first message once all of it is here. Raises LayaError."""
-        deframer = self._deframer
-        if deframer is None:
-            encoding = self._fields.get(b"grpc-encoding", b"identity")
-            deframer = self._deframer = Deframer(self._core.settings.max_scan_bytes, encoding)
-        messages = deframer.feed(data)
+        if self._deframer is None:
+            self._deframer = Deframer(most, self._fields.get(b"grpc-encoding", b"identity"))
+        messages = self._deframer.feed(data)
         return messages[0] if messages else None
 
     def _route(self, message: bytes, since: float) -> None:
         """Choose a node by what the message says. Raises LayaError."""
-        self._stop_reading()
-        core = self._core
+        self._reading = False
+        self._deframer = None
+        ask, core = self._ask, self._account.core
+        if ask.deadline is None:
+            core.deadlines.live.pop(self, None)
+        else:
+            core.deadlines.live[self] = ask.deadline
+        core.metrics.count("scan")
         if message:
-            core.metrics.count("scan")
-            self._method.read(message, self._ask, core.settings)
-        elif not self._ask.model:
-            self._ask.model = core.only_model()
+            self._method.read(message, ask, core.settings)
         self._submit(since)
 
     def on_deadline(self) -> None:
         """The client's time is over, or its first message did not come in time."""
-        if self._reading and self._scan_due:
-            seconds = self._core.settings.body_timeout
-            what = f"The first message did not arrive within {seconds:g} s: send it with the call."
+        core, deadline = self._account.core, self._ask.deadline
+        if deadline is None or core.loop.time() < deadline:
+            what = f"The first message did not arrive within {core.settings.body_timeout:g} s: send it with the call."
         else:
-            what = f"The call's deadline of {self._timeout:g} s passed before it was complete."
+            timeout = core.parse_timeout(self._fields[b"grpc-timeout"])
+            what = f"The call's deadline of {timeout:g} s passed before it was complete."
         self.refuse(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what))
 
     def refuse(self, error: LayaError) -> None:
         """End the call with an error, on both sides."""
         if not self.complete and not self.down.closed:
-            self._stop_reading()
+            self._reading = False
             self._account.failed(error)
             self._account.release()
             self.fail(error)
@@ -177,28 +173,30 @@ class RelayStream(Splice):
         if reservation is not None:
             self._go(reservation, since)
         else:
-            account.worked += self._core.clock() - since
+            account.worked += account.core.clock() - since
 
     def _on_grant(self, reservation: Reservation) -> None:
         """The dispatcher found room after a wait."""
-        since = self._core.clock()
-        self._account.granted(reservation)
+        account = self._account
+        since = account.core.clock()
+        account.granted(reservation)
         self._go(reservation, since)
 
-    def _go(self, reservation: Reservation | None, since: float) -> None:
-        account, fields, forward = self._account, self._fields, self._forward
-        if account.attempts > 1 or (reservation is not None and reservation.waited > 0):
+    def _go(self, chosen: Reservation, since: float) -> None:
+        """Open the node's stream; where that node has no connection, another one's."""
+        account = self._account
+        forward = self._forward
+        if chosen.waited > 0 or account.attempts > 1:
             forward = self._less_time(forward)
-        path, content_type = fields[b":path"], fields[b"content-type"]
+        reservation: Reservation | None = chosen
         while reservation is not None:
-            headers = self._core.node_headers(
-                path, content_type, account.caller, reservation, account.request_id, forward
-            )
             upstream = reservation.node.upstream
-            if upstream is not None and self.join(upstream, headers, self._empty):
-                account.sent(since)
-                return
-            self._core.metrics.count("node_unreachable")
+            if upstream is not None:
+                headers = account.core.node_headers(self._fields, account, reservation, forward)
+                if self.join(upstream, headers):
+                    account.sent(since)
+                    return
+            account.core.metrics.count("node_unreachable")
             reservation = account.another()
         self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
 
@@ -207,7 +205,7 @@ class RelayStream(Splice):
         deadline = self._ask.deadline
         if deadline is None:
             return forward
-        left = format_timeout(deadline - self._core.loop.time())
+        left = format_timeout(deadline - self._account.core.loop.time())
         return [pair if pair[0] != b"grpc-timeout" else (b"grpc-timeout", left) for pair in forward]
 
     # From a node.
@@ -215,9 +213,7 @@ class RelayStream(Splice):
     def filter_response(self, headers: Headers) -> Headers:
         """Drop what is not for the client, add who answered."""
         account = self._account
-        return response_for_client(
-            headers, account.node_id.encode(), account.request_id, int(account.routed * 1_000_000)
-        )
+        return response_for_client(headers, account.node_id, account.request_id, account.routed)
 
     def filter_trailers(self, headers: Headers) -> Headers:
         """Drop what is not for the client."""
@@ -250,15 +246,15 @@ class RelayStream(Splice):
         """Whether the node gave the request back unbegun, and all of it is still here."""
         if error.code != Code.RESOURCE_EXHAUSTED and (error.code != Code.UNAVAILABLE or error.reason not in _NOT_BEGUN):
             return False
-        return bool(self.early_data()) or self._empty
+        return bool(self.early_data()) or self.request_ended
 
     def _again(self, error: LayaError) -> bool:
         """Try another node, or wait for one; False when the node's answer is all there is to say."""
         account = self._account
-        since = self._core.clock()
+        since = self._account.core.clock()
         reservation = account.another()
         if reservation is None:
-            if account.attempts >= self._core.settings.max_attempts:
+            if account.attempts >= self._account.core.settings.max_attempts:
                 return False
             try:
                 reservation = account.wait_again(self._on_grant, lambda _: self.refuse(error))
@@ -271,11 +267,12 @@ class RelayStream(Splice):
 
     def upstream_lost(self, code: int, unprocessed: bool) -> None:
         """The node's stream ended early. Before the first response byte the request goes to another node, once."""
-        account, self._lost = self._account, self._lost + 1
-        self._core.metrics.count("node_lost")
+        account, again = self._account, self._lost
+        self._lost = True
+        self._account.core.metrics.count("node_lost")
         may_repeat = unprocessed or (code == CANCEL and names.NO_MIGRATE not in self._fields)
-        if not self.responded and self.can_replay and may_repeat and self._lost == 1:
-            since = self._core.clock()
+        if not self.responded and self.can_replay and may_repeat and not again:
+            since = self._account.core.clock()
             reservation = account.another()
             if reservation is not None:
                 self._go(reservation, since)
@@ -294,24 +291,18 @@ class RelayStream(Splice):
     def finished(self, code: int) -> None:
         """Both streams are over."""
         account = self._account
-        self._stop_reading()
-        if self._due:
-            self._core.deadlines.drop(self._due, self)
-        account.bytes_in, account.bytes_out = self.bytes_in, self.bytes_out
+        core = account.core
+        self._reading = False
+        core.deadlines.live.pop(self, None)
+        account.bytes_in = self.bytes_in
+        account.bytes_out = self.bytes_out
         if account.code == 0:
             if not self.complete:
                 account.code = int(Code.CANCELLED)
-                self._core.metrics.count("client_gone")
-            else:
+                core.metrics.count("client_gone")
+            elif self.grpc_status != b"0":
                 account.code = _status(self.grpc_status)
         account.end()
-
-    def _stop_reading(self) -> None:
-        self._reading = False
-        self._deframer = None
-        if self._scan_due:
-            self._core.deadlines.drop(self._scan_due, self)
-            self._scan_due = 0
 
 
 def _status(value: bytes) -> int:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from router_node.admin.metrics import RouterMetrics
 from router_node.dispatch import Dispatcher, DispatchSettings, NodeSpec, NodeState, Report
 from router_node.gateway.gateway import Gateway
-from router_node.middleware.access_log import FIELDS, Entry
 from router_node.middleware.keys import Authorizer, KeyRecord
+from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
 from router_node.relay.expiry import Expiry
 from router_node.relay.front import RelayFront
@@ -27,8 +27,20 @@ class Log:
     def __init__(self) -> None:
         self.entries: list[dict[str, object]] = []
 
-    def add(self, entry: Entry) -> None:
-        self.entries.append(dict(zip(FIELDS, entry, strict=True)))
+    def add(self, entry: Account) -> None:
+        names = (
+            "code",
+            "reason",
+            "method",
+            "model",
+            "node_id",
+            "tenant",
+            "attempts",
+            "bytes_in",
+            "bytes_out",
+            "routed",
+        )
+        self.entries.append({name: getattr(entry, name) for name in names})
 
 
 class Rig:
@@ -118,4 +130,4 @@ class Rig:
         assert self.metrics.in_flight == 0
         assert self.dispatcher.reserved_tokens == 0
         assert self.dispatcher.queued == 0
-        assert self.core.deadlines.count == 0
+        assert not self.core.deadlines.live

@@ -1,11 +1,10 @@
-"""Deadlines are met in time, dropped for free, and never keep more than their grid allows."""
+"""Deadlines are met in time, dropped for free, and cost nothing while there are none."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 
-from router_node.relay.deadlines import HORIZON, Deadlines
+from router_node.relay.deadlines import Deadlines
 
 
 class Owner:
@@ -14,61 +13,64 @@ class Owner:
         self.event = asyncio.Event()
 
     def on_deadline(self) -> None:
-        self.told.append(time.monotonic())
+        self.told.append(asyncio.get_running_loop().time())
         self.event.set()
 
 
-async def test_a_deadline_is_met_after_its_time_and_within_two_ticks():
-    loop = asyncio.get_running_loop()
-    deadlines, owner = Deadlines(loop), Owner()
-    start = time.monotonic()
-    deadlines.add(0.03, owner)
+def put(deadlines: Deadlines, owner: Owner, seconds: float) -> float:
+    if not deadlines.live:
+        deadlines.arm()
+    when = deadlines.live[owner] = asyncio.get_running_loop().time() + seconds
+    return when
+
+
+async def test_a_deadline_is_met_after_its_time():
+    deadlines, owner = Deadlines(asyncio.get_running_loop()), Owner()
+    when = put(deadlines, owner, 0.03)
     await asyncio.wait_for(owner.event.wait(), 5)
-    assert 0.03 <= owner.told[0] - start < 0.5
-    assert deadlines.count == 0
+    assert owner.told[0] >= when
+    assert len(owner.told) == 1
+    assert not deadlines.live
 
 
-async def test_a_dropped_deadline_is_never_told_and_an_earlier_one_overtakes():
-    loop = asyncio.get_running_loop()
-    deadlines = Deadlines(loop)
+async def test_a_dropped_deadline_is_never_told_and_order_does_not_matter():
+    deadlines = Deadlines(asyncio.get_running_loop())
     late, dropped, early = Owner(), Owner(), Owner()
-    deadlines.add(0.2, late)
-    due = deadlines.add(0.05, dropped)
-    deadlines.add(0.02, early)
-    deadlines.drop(due, dropped)
-    deadlines.drop(due, dropped)
-    assert deadlines.count == 2
+    put(deadlines, late, 0.15)
+    put(deadlines, dropped, 0.03)
+    put(deadlines, early, 0.01)
+    deadlines.live.pop(dropped, None)
     await asyncio.wait_for(early.event.wait(), 5)
     assert not late.told
     await asyncio.wait_for(late.event.wait(), 5)
     assert not dropped.told
-    assert deadlines.count == 0
 
 
-async def test_an_owner_may_drop_and_add_others_when_told():
-    loop = asyncio.get_running_loop()
-    deadlines = Deadlines(loop)
-    second = Owner()
+async def test_one_that_is_told_may_drop_others_and_add_new_ones():
+    deadlines = Deadlines(asyncio.get_running_loop())
+    victim, second = Owner(), Owner()
 
     class First(Owner):
         def on_deadline(self) -> None:
             super().on_deadline()
-            deadlines.add(0.01, second)
+            deadlines.live.pop(victim, None)
+            put(deadlines, second, 0.01)
 
-    first = First()
-    deadlines.add(0.01, first)
+    put(deadlines, First(), 0.01)
+    put(deadlines, victim, 0.01)
     await asyncio.wait_for(second.event.wait(), 5)
-    assert first.told[0] <= second.told[0]
+    assert not victim.told
 
 
-async def test_far_deadlines_share_few_sets():
-    loop = asyncio.get_running_loop()
-    deadlines = Deadlines(loop)
-    assert deadlines.add(HORIZON + 1, Owner()) == 0
-    for i in range(20_000):
-        due = deadlines.add(60.0 + i * 30.0, owner := Owner())
-        deadlines.drop(due, owner)
-    assert deadlines.count == 0
-    assert len(deadlines._ticks) < 14_000
+async def test_the_timer_rests_while_there_is_nothing_and_starts_again():
+    deadlines, owner = Deadlines(asyncio.get_running_loop()), Owner()
+    put(deadlines, owner, 60)
+    deadlines.live.clear()
+    deadline = asyncio.get_running_loop().time() + 5
+    while deadlines._handle is not None:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+    put(deadlines, owner, 0.01)
+    await asyncio.wait_for(owner.event.wait(), 5)
     deadlines.close()
-    assert not deadlines._ticks
+    assert deadlines._handle is None
