@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from shared.net.api import CANCEL, ClientSink, ClientStream, Headers
+from shared.net.backlog import Backlog
 from shared.net.conn import H2Connection
 from shared.net.counters import NetCounters
 from shared.net.engine import Header, Role
@@ -62,15 +63,17 @@ class ClientOwner(ABC):
 class H2ClientStream(StreamBase, ClientStream):
     """One request of ours and its answer."""
 
-    __slots__ = ("sink",)
+    __slots__ = ("_behind", "sink")
 
     conn: H2ClientProtocol
     sink: ClientSink
+    _behind: Backlog | None
 
     def __init__(self, conn: H2ClientProtocol, stream_id: int, sink: ClientSink, local_ended: bool) -> None:
         self.conn = conn
         self.id = stream_id
-        self.closed = self.remote_ended = self.fair = False
+        self.closed = self.remote_ended = self.bulky = False
+        self._behind = None
         self.local_ended = self.bodyless = local_ended
         self.queued = self.held = self.taken = 0
         self.reset_code = -1
@@ -82,6 +85,28 @@ class H2ClientStream(StreamBase, ClientStream):
         if not self.closed and self.reset_code < 0 and not (self.local_ended and self.remote_ended):
             self.abort(code)
 
+    def hold_back(self, data: bytes, end: bool) -> bool:
+        """A client's engine empties one stream before the next: give it no more than a frame where that matters."""
+        behind = self._behind
+        if behind is None:
+            conn = self.conn
+            if not conn.paused and conn.engine.queued() + len(data) <= conn.settings.write_high:
+                return False  # all of it leaves with the next flush
+            self._behind = behind = Backlog(self)
+        behind.add(data, end)
+        return True
+
+    def trailers(self, headers: Headers) -> None:
+        """Queue trailers and end our half."""
+        if self._behind is not None and not self.local_ended:
+            self._behind.end(headers if type(headers) is CheckedHeaders else checked(headers))
+        else:
+            super().trailers(headers)
+
+    def backlog_done(self) -> None:
+        """All of it is in the engine."""
+        self._behind = None
+
     def report_closed(self, code: int, unprocessed: bool) -> None:
         """Tell the owner; a NO_ERROR that came before the response was complete counts as a cancel."""
         sink = self.sink
@@ -90,6 +115,7 @@ class H2ClientStream(StreamBase, ClientStream):
         self.closed = self.local_ended = self.remote_ended = True
         self.queued = 0
         self.sink = _NOBODY  # no cycle is left for the collector
+        self._behind = None
         self.report_sent = unheard
         sink.on_response_closed(code, unprocessed)
 

@@ -7,6 +7,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 
 from shared.net.address import Address
 from shared.net.api import ClientSink, ClientStream, Headers
@@ -43,12 +44,14 @@ class Pool(ClientOwner):
         counters: NetCounters | None = None,
     ) -> None:
         self.address = address
-        self.settings = settings
+        self._where = Address.parse(address)
+        # The kernel tells at once when the other end of a Unix socket is gone, and a stock gRPC server there would take
+        # PINGs on a quiet connection for abuse.
+        self.settings = replace(settings, keepalive_time=0.0) if self._where.path else settings
         self.counters = counters if counters is not None else flusher.counters
         self.on_state = on_state
         self.on_room = on_room
         self.last_error = ""  # why the last dial failed; empty once one succeeded
-        self._where = Address.parse(address)
         self._flusher = flusher
         self._tls = tls
         self._hostname = server_hostname

@@ -57,7 +57,7 @@ class H2ServerStream(StreamBase, ServerStream):
     def __init__(self, conn: H2ServerProtocol, stream_id: int, remote_ended: bool) -> None:
         self.conn = conn
         self.id = stream_id
-        self.closed = self.local_ended = self.fair = self.responded = self.bodyless = False
+        self.closed = self.local_ended = self.bulky = self.responded = self.bodyless = False
         self.remote_ended = remote_ended
         self.queued = self.held = self.taken = 0
         self.reset_code = -1
@@ -97,6 +97,14 @@ class H2ServerStream(StreamBase, ServerStream):
     def ended(self) -> None:
         """The answer is complete before the request: see that the request ends too, once the answer has left."""
         self.conn.finishing.append(self)
+
+    def hold_back(self, data: bytes, end: bool) -> bool:
+        """Have the engine take turns frame by frame, as it does not by itself."""
+        if not self.bulky:
+            self.bulky = True
+            with suppress(*self.conn.engine_errors):  # over in the engine; send will find out
+                self.conn.engine.share_fairly(self.id)
+        return False
 
     def report_closed(self, code: int, unprocessed: bool) -> None:
         """Tell the owner; a NO_ERROR that came before our answer was complete counts as a cancel."""

@@ -29,10 +29,11 @@ class Splice(ServerSink, ClientSink):
     """
 
     __slots__ = (
-        "_advanced",
         "_early",
         "_early_bytes",
         "_early_trailers",
+        "_granted",
+        "_left",
         "_result",
         "bytes_in",
         "bytes_out",
@@ -58,7 +59,8 @@ class Splice(ServerSink, ClientSink):
         self._early: list[bytes] | None = []  # the request so far, while it may have to be sent (again)
         self._early_bytes = 0
         self._early_trailers: Headers | None = None
-        self._advanced = 0  # request bytes acknowledged to the client before they left for a node
+        self._granted = 0  # request bytes acknowledged to the client
+        self._left = 0  # request bytes that left for the node of this try
         self._result = -1  # code with which the client's stream ended
 
     # What the owner asks for.
@@ -86,6 +88,7 @@ class Splice(ServerSink, ClientSink):
         if up is None:
             return False
         self.up = up
+        self._left = 0
         if not bare:
             last = len(early) - 1
             for i, data in enumerate(early):
@@ -100,7 +103,7 @@ class Splice(ServerSink, ClientSink):
 
     def ask_more(self, n: int) -> None:
         """Let the client send n more bytes than have been taken, to see more of the request before ``join``."""
-        self._advanced += n
+        self._granted += n
         self.down.consumed(n)
 
     def fail(self, error: LayaError) -> None:
@@ -220,11 +223,11 @@ class Splice(ServerSink, ClientSink):
 
     def on_request_sent(self, n: int) -> None:
         """Request bytes left for the node: the client may send as many more."""
-        if self._advanced:
-            part = min(n, self._advanced)
-            self._advanced -= part
-            n -= part
-        self.down.consumed(n)
+        self._left = left = self._left + n
+        more = left - self._granted
+        if more > 0:  # not so while bytes leave that were asked for early, or that are sent again
+            self._granted = left
+            self.down.consumed(more)
 
     def on_response_closed(self, code: int, unprocessed: bool) -> None:
         """The node's stream is over."""

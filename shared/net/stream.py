@@ -27,9 +27,9 @@ class StreamBase:
 
     __slots__ = (
         "bodyless",
+        "bulky",
         "closed",
         "conn",
-        "fair",
         "held",
         "id",
         "local_ended",
@@ -42,14 +42,14 @@ class StreamBase:
 
     conn: H2Connection
     id: int
+    bulky: bool  # more than a frame was queued at once; see hold_back
     bodyless: bool  # the headers were all we sent
     closed: bool  # the owner has been told of the end
     local_ended: bool  # nothing more can be sent: ended, reset or closed
     remote_ended: bool  # the peer's half is over
-    queued: int  # bytes given to ``send`` that the engine still has
+    queued: int  # bytes given to ``send`` that have not left the engine
     held: int  # bytes received and not acknowledged to the engine
     taken: int  # of these, bytes the owner has taken
-    fair: bool  # the engine was told to let others in between
     report_sent: Callable[[int], None]  # the owner's ear for bytes that left
     reset_code: int  # code we reset it with, or -1
 
@@ -62,18 +62,18 @@ class StreamBase:
         if self.local_ended:
             return
         conn = self.conn
+        queued = self.queued + len(data)
+        if (queued > MAX_FRAME or self.bulky) and self.hold_back(data, end):
+            return
         try:
             conn.engine_send(self.id, data, end_stream=end)
         except conn.engine_errors:
             self.local_ended = True  # over in the engine; its end is on the way to us
         else:
             if data:
-                queued = self.queued
-                if not queued:
+                if not self.queued:
                     conn.waiting.append(self)
-                self.queued = queued = queued + len(data)
-                if queued > MAX_FRAME and not self.fair:
-                    self._share()
+                self.queued = queued
             if end:
                 self.local_ended = True
                 if not self.remote_ended:
@@ -128,7 +128,6 @@ class StreamBase:
     def ended(self) -> None:
         """Our half has just been ended in the engine, before the peer's."""
 
-    def _share(self) -> None:
-        self.fair = True
-        with suppress(*self.conn.engine_errors):  # as in send
-            self.conn.engine.share_fairly(self.id)
+    def hold_back(self, data: bytes, end: bool) -> bool:
+        """More than a frame is queued: see that others get their turns. True when the bytes have been dealt with."""
+        raise NotImplementedError

@@ -22,7 +22,9 @@ def test_addresses_are_read():
     assert Address.parse("unix:/run/laya.sock") == Address(path="/run/laya.sock")
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:8o", "::1:80", "unix:", "[]:1"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:8o", "::1:80", "unix:", "[]:1"]
+)
 def test_what_makes_no_sense_is_refused_by_name(text: str):
     with pytest.raises(ValueError, match="address"):
         Address.parse(text)

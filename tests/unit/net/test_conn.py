@@ -496,14 +496,15 @@ WINDOW_UPDATE = b"\0\0\4\x08\0\0\0\0\0\0\0\0\1"
     ],
 )
 def test_a_flood_ends_in_enhance_your_calm_with_a_reason(frame: bytes, reason: str, budget: str):
-    rig = Served(**{budget: Budget(burst=50, rate=10)})
+    changes: dict[str, Any] = {budget: Budget(burst=50, rate=10)}
+    rig = Served(**changes)
     heard = rig.open(b"x", end=False)
     for _ in range(40):
         rig.conn.data_received(frame)
     assert not rig.conn.dead
     rig.conn.data_received(frame * 20)
     rig.loop.run()
-    assert rig.conn.dead
+    assert rig.link.wire.closing
     assert rig.link.wire.out.endswith(goaway_frame(1, ENHANCE_YOUR_CALM))
     assert rig.counters.reasons == {reason: 1}
     assert heard.closed == [CANCEL]

@@ -9,7 +9,13 @@ from shared.net.fields import HOP_BY_HOP, CheckedHeaders, checked, header_list_s
 
 
 def test_legal_fields_pass_unchanged_and_in_order():
-    fields = [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"x-a", b"1"), (b"x-a", b"2"), (b"x-e", b"")]
+    fields = [
+        (b":status", b"200"),
+        (b"content-type", b"application/grpc"),
+        (b"x-a", b"1"),
+        (b"x-a", b"2"),
+        (b"x-e", b""),
+    ]
     out = checked(fields)
     assert out == fields
     assert type(out) is CheckedHeaders
