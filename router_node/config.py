@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", action="append", metavar="HOST:PORT", help="a static node; may be repeated")
     parser.add_argument("--keys-file", metavar="FILE", help="API keys made by `laya keys add`")
     parser.add_argument("--admin-host", help="address of the private listener (127.0.0.1)")
-    parser.add_argument("--admin-port", type=int, help="port of the private listener; 0 takes any free one")
+    parser.add_argument("--admin-port", type=int, help="port of the private listener (8001); 0 takes any free one")
     parser.add_argument("--workers", type=int, metavar="N", help="processes on the public port (1)")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", choices=("text", "json"))

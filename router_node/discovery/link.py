@@ -80,6 +80,7 @@ class Link:
         self._watcher_id = watcher_id
         self._metadata = [(headers.CLUSTER_TOKEN, token.encode())] if token else []
         self._connected = asyncio.Event()
+        self._again = asyncio.Event()  # set when a node that was refused should be asked again
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -107,6 +108,10 @@ class Link:
         self.pool.start()
         self._task = asyncio.create_task(self._run(), name=f"link-{self.address}")
 
+    def recheck(self) -> None:
+        """Ask a node that was refused again: what is known of it has changed."""
+        self._again.set()
+
     async def close(self, grace: float = 0.0) -> None:
         """Let requests in flight finish for up to ``grace`` seconds, then close everything."""
         # The watch is a stream in flight like any other; it must not be what the pool waits for.
@@ -125,6 +130,7 @@ class Link:
     def _on_state(self, up: bool) -> None:
         if up:
             self._connected.set()
+            self._again.set()
             return
         self._connected.clear()
         self._down("the connection was lost")
@@ -201,7 +207,10 @@ class Link:
         self.report = None
         self._owner.link_down(self)
         self._show("mismatch", why)
-        await asyncio.sleep(RECHECK)
+        self._again.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECHECK):
+                await self._again.wait()
 
     def _failed(self, error: LayaError) -> None:
         if not self.connected:

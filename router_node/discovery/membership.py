@@ -135,8 +135,10 @@ class Membership(LinkOwner):
             named.setdefault(candidate.address, []).append(candidate)
         for address, candidates in named.items():
             entry = self._entries.get(address) or self._join(address, source)
-            entry.sources[source] = candidates
             entry.orphaned_at = 0.0
+            if entry.sources.get(source) != candidates:
+                entry.sources[source] = candidates
+                entry.link.recheck()
         for address, entry in self._entries.items():
             if address not in named and source in entry.sources:
                 del entry.sources[source]

@@ -198,6 +198,16 @@ async def test_another_node_at_a_registered_address_is_not_used(world: World, va
     assert side.dispatcher.nodes() == []
 
 
+async def test_a_corrected_registration_is_acted_on_at_once(world: World, valkey: Valkey) -> None:
+    node = await world.node("n2")
+    await register(valkey, "n1", node.address)
+    side = await world.router("--redis", valkey.url)
+    await until(lambda: state(side) == "mismatch", "the mismatch is seen")
+    await deregister(valkey, "n1")
+    await register(valkey, "n2", node.address)
+    await until(is_ready(side, "n2"), "the node is ready", timeout=5)
+
+
 async def test_another_model_than_the_registered_one_is_not_used(world: World, valkey: Valkey) -> None:
     node = await world.node(model="small")
     await register(valkey, "n1", node.address, model="large")
