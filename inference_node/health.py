@@ -13,7 +13,7 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[name-defined,misc]
-    """"" says that the process lives, READINESS that it takes requests."""
+    """ "" says that the process lives, READINESS that it takes requests."""
 
     def __init__(self, state: NodeState) -> None:
         super().__init__()

@@ -118,9 +118,12 @@ class HttpFront:
         if state.ready:
             exchange.respond(200, _JSON, b'{"status":"ready"}')
             return
-        why = "the engine has failed" if state.failed.is_set() else "the node is draining" if state.draining else ""
-        why = why or "the model is still loading"
-        exchange.respond(503, _JSON, b'{"status":"not ready","reason":"%s"}' % why.encode())
+        why = b"The model is still loading."
+        if state.failed.is_set():
+            why = b"The engine has failed."
+        elif state.draining:
+            why = b"The node is draining."
+        exchange.respond(503, [*_JSON, (b"retry-after", b"1")], b'{"status":"%s"}' % why)
 
     def _exposition(self, exchange: HttpExchange) -> None:
         exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._metrics.exposition())

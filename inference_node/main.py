@@ -25,6 +25,7 @@ from shared.net.listener import ListenError
 
 OK, FAILED, BAD_CONFIG, NO_ENGINE, NO_PORT, ENGINE_FAILED = range(6)
 CHECK_EVERY = 1.0  # seconds between two looks at the engine
+CHECK_TIME = 60.0  # seconds in which it must say that it lives
 STOP_TIME = 20.0  # seconds an engine has to stop
 
 log = logs.get("node")
@@ -90,9 +91,13 @@ async def _watch(node: Node, engine: Engine, signals: StopSignals) -> int:
         while not stop.done() and not death.done():
             await asyncio.wait((stop, death), timeout=CHECK_EVERY, return_when=asyncio.FIRST_COMPLETED)
             try:
-                await engine.check()
+                async with asyncio.timeout(CHECK_TIME):
+                    await engine.check()
             except EngineError as e:
                 node.state.fail(e)
+                await failed.wait()
+            except TimeoutError:
+                node.state.fail(EngineError(f"it did not answer a check within {CHECK_TIME:.0f} s", fatal=True))
                 await failed.wait()
         if failed.is_set():
             logs.event(log, logging.ERROR, "engine_failed", why=node.state.failure)

@@ -13,10 +13,12 @@ from prometheus_client.registry import Collector
 
 from inference_node.report import Reporter
 from inference_node.state import NodeState
+from shared.net.counters import NetCounters
 from shared.version import __version__
 
 SERVICES = ("generate", "complete", "chat", "embed", "openai")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_NET = ("connections_accepted", "connections_closed", "streams_accepted", "streams_refused", "streams_reset")
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -38,7 +40,8 @@ class ServiceMetrics:
 class NodeMetrics:
     """All metrics of one node."""
 
-    def __init__(self, state: NodeState, reporter: Reporter) -> None:
+    def __init__(self, state: NodeState, reporter: Reporter, net: NetCounters | None = None) -> None:
+        """``net`` are the counters of the node's connections."""
         self._state = state
         self.registry = registry = CollectorRegistry(auto_describe=False)
         self.requests = Counter(
@@ -62,7 +65,7 @@ class NodeMetrics:
         self.request_seconds = Histogram(
             "laya_node_request_seconds", "Arrival to end", ("service",), registry=registry, buckets=_SECONDS
         )
-        registry.register(_Gauges(state, reporter))
+        registry.register(_Gauges(state, reporter, net or NetCounters()))
         self.services = {name: ServiceMetrics(self, name) for name in SERVICES}
 
     def exposition(self) -> bytes:
@@ -75,9 +78,10 @@ class NodeMetrics:
 class _Gauges(Collector):
     """Reads ledger, admission, engine and rates at scrape time."""
 
-    def __init__(self, state: NodeState, reporter: Reporter) -> None:
+    def __init__(self, state: NodeState, reporter: Reporter, net: NetCounters) -> None:
         self._state = state
         self._reporter = reporter
+        self._net = net
 
     def collect(self) -> Iterator[Metric]:
         state = self._state
@@ -90,6 +94,8 @@ class _Gauges(Collector):
         yield _gauge("ready", "1 when requests are served", state.ready)
         yield _gauge("draining", "1 while draining", state.draining)
         yield _gauge("watches", "Routers' report streams", self._reporter.watches)
+        for name in _NET:
+            yield _counter(name, "Of the network layer", getattr(self._net, name))
         if serving is None:
             return
         load = self._reporter.load()
@@ -106,9 +112,15 @@ class _Gauges(Collector):
         yield _gauge("engine_running_sequences", "Sequences in the engine's batch", stats.running)
         yield _gauge("engine_waiting_sequences", "Sequences the engine has not started", stats.waiting)
         yield _gauge("engine_kv_usage_ratio", "The engine's own KV gauge, 0 to 1", stats.kv_usage)
-        preempted = CounterMetricFamily("laya_node_engine_preemptions", "Preemptions; admission keeps them at 0")
-        preempted.add_metric([], stats.preemptions)
-        yield preempted
+        yield _counter("engine_preemptions", "Preemptions; admission keeps them at 0", stats.preemptions)
+        yield _counter("engine_prompt_tokens", "Prompt tokens prefilled, cached ones left out", stats.prompt_tokens)
+        yield _counter("engine_generation_tokens", "New tokens of all requests", stats.generation_tokens)
+        yield _counter("engine_prefix_queries_tokens", "Prompt tokens looked up in the cache", stats.prefix_queries)
+        yield _counter("engine_prefix_hits_tokens", "Of those, found", stats.prefix_hits)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"laya_node_{name}", text, value=float(value))
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

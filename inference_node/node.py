@@ -51,7 +51,7 @@ class Node:
         self._clock = loop.time
         self.state = NodeState(config, inference.node_id)
         self.reporter = Reporter(self.state, loop.time)
-        self.metrics = NodeMetrics(self.state, self.reporter)
+        self.metrics = NodeMetrics(self.state, self.reporter, flusher.counters)
         self.auth = ClusterAuth(server.cluster_token)
         self.door = Door(self.state, self.reporter, self.metrics, time.monotonic)
         self.drainer = Drainer(self.state, self.door, log)

@@ -97,7 +97,8 @@ class SimEngine(Engine):
         return self._config.default_max_tokens
 
     async def start(self) -> EngineInfo:
-        """Start the scheduling loop; there is nothing to warm up."""
+        """Start the scheduling loop; all there is to warm up is the application's code."""
+        self.asgi_app()
         self._loop_task = asyncio.create_task(self._run(), name="sim-scheduler")
         return self._info
 

@@ -85,12 +85,12 @@ async def test_the_api_needs_the_token_where_one_is_set():
 async def test_before_the_model_is_loaded_and_while_draining_it_is_not_ready():
     async with running(serve=False) as (node, _), http(node) as client:
         answer = await client.get("/readyz")
-        assert answer.status_code == 503 and "loading" in answer.json()["reason"]
+        assert answer.status_code == 503 and "loading" in answer.json()["status"]
         answer = await client.post(CHAT, json=chat())
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
     async with running() as (node, _), http(node) as client:
         node.state.drain()
-        assert "draining" in (await client.get("/readyz")).json()["reason"]
+        assert "draining" in (await client.get("/readyz")).json()["status"]
         assert (await client.post(CHAT, json=chat())).status_code == 503
         node.state.drain(undo=True)
         assert (await client.get("/readyz")).status_code == 200
