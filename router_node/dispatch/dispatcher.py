@@ -272,7 +272,7 @@ class Dispatcher:
         reservation = Reservation(
             self._prefix + b"%x" % number, ask, chosen, total + -total % node.block, prompt - cached, self._ended
         )
-        pool.settle(node)
+        pool.settle(node, shrunk=True)
         if keys is not NO_KEYS:
             reservation.known_blocks = self._picker.record(pool, keys, node, prompt)
         return reservation

@@ -40,7 +40,7 @@ NO_KEYS: Final[Keys] = (-1, None, (), ())
 class Picker:
     """Affinity tables and the choice itself. Owned by one dispatcher."""
 
-    __slots__ = ("_draws", "_owners", "_random", "_slots", "_strict", "prefixes", "rng", "sessions")
+    __slots__ = ("_draws", "_find", "_owners", "_random", "_slots", "_strict", "prefixes", "rng", "sessions")
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Picker:
         self.prefixes = PrefixMap(settings.cache_size)
         self.rng = rng
         self._random = rng.random
+        self._find = self.sessions.get
         self._slots = slots  # by slot
         self._owners = owners  # by incarnation
         self._draws = settings.draws
@@ -71,7 +72,7 @@ class Picker:
         found = None
         if session:
             key = xxh3_64_intdigest(session, salt)
-            found = self.sessions.find(key)
+            found = self._find(key)
         if not prefix:
             return (key, found, (), ())
         chain = [block ^ salt for block in (prefix if len(prefix) <= MAX_BLOCKS else prefix[:MAX_BLOCKS])]
@@ -113,6 +114,8 @@ class Picker:
                     cached = held
                     guessed = False
                 out.append((node, cached, SESSION, guessed))
+            if not chain:
+                return out
         if found:
             depth = len(found)
             deepest = found[-1]
@@ -157,11 +160,15 @@ class Picker:
         least = math.inf
         found = keys[3]
         draws = self._draws
+        block = pool.block
+        need = total + -total % block
         if keys is not NO_KEYS:
             affine = self.affine(pool, keys, prompt)
             for candidate in affine:
                 node = candidate[0]
-                need = total + -total % node.block
+                if node.block != block:
+                    block = node.block
+                    need = total + -total % block
                 if node.room >= need:
                     cost = score(node, need, prompt - candidate[1] * node.trust, now)
                     if cost < least:
@@ -172,7 +179,9 @@ class Picker:
             if looked is not None:
                 looked += affine
         for node in pool.load.draw(draws, self._random):
-            need = total + -total % node.block
+            if node.block != block:
+                block = node.block
+                need = total + -total % block
             held = _held(pool, found, node, prompt) if found else 0
             uncached = prompt - held * node.trust if held else prompt
             # Most draws lose to a node with affinity by their queue alone.
@@ -199,7 +208,7 @@ class Picker:
         only = self.required(pool, keys)
         candidates = self.affine(pool, keys, prompt)
         if only is None:
-            candidates += self._with_room(pool, keys[3], prompt, total, exclude)
+            candidates += self._with_room(pool, keys[3], prompt, total, exclude, looked is not None)
         best: Candidate | None = None
         least = math.inf
         for candidate in candidates:
@@ -216,18 +225,25 @@ class Picker:
         return best
 
     def _with_room(
-        self, pool: Pool, found: Sequence[int], prompt: int, total: int, exclude: Container[str]
+        self, pool: Pool, found: Sequence[int], prompt: int, total: int, exclude: Container[str], only_look: bool
     ) -> list[Candidate]:
         """A few nodes with room for ``total`` tokens, some drawn, then the roomiest; empty only when none has."""
         out: list[Candidate] = []
+        misplaced: list[NodeState] = []
         for nodes in (pool.load.draw(self._draws, self._random), *pool.roomy(total)):
             start = int(self._random() * len(nodes))
             for i in range(len(nodes)):
                 node = nodes[(start + i) % len(nodes)]
-                if node.room >= node.need(total) and node.id not in exclude:
+                if node.room < total:
+                    misplaced.append(node)
+                elif node.room >= node.need(total) and node.id not in exclude:
                     out.append((node, _held(pool, found, node, prompt) if found else 0, HEADROOM, False))
                     if len(out) >= self._draws:
-                        return out
+                        break
+            if len(out) >= self._draws:
+                break
+        if not only_look:
+            pool.correct(misplaced)
         return out
 
     def expected(self, pool: Pool, keys: Keys, node: NodeState, prompt: int) -> Candidate:

@@ -61,6 +61,7 @@ class Pool:
 
     __slots__ = (
         "aliases",
+        "block",
         "default_max_tokens",
         "earmark",
         "earmarked",
@@ -90,11 +91,13 @@ class Pool:
         self.nodes: dict[str, NodeState] = {}
         self.aliases: Counter[str] = Counter()
         """Other names, with the number of nodes that have them."""
+        self.block = 16
+        """Tokens in a KV block of the node that joined last; most often of all."""
         self.ring = HashRing()
         self.load = Buckets(cost.LEVELS)
         """Nodes with room, by what they would cost the next request."""
         self.rooms = Buckets(ROOM_LEVELS)
-        """Nodes with room, by how much."""
+        """Nodes with room, by how much; some have less than their bucket says (see ``settle``)."""
         self.queue = WaitQueue(settings.ageing, settings.tenant_weights)
         self.max_backlog = settings.max_backlog
         self.learned = Learned()
@@ -120,6 +123,7 @@ class Pool:
         """Add a node; ``refresh`` it next."""
         self.nodes[node.id] = node
         node.pool = self
+        self.block = node.block
         self.aliases.update(node.spec.aliases)
         self.default_max_tokens = max(self.default_max_tokens, node.spec.default_max_tokens)
         self.ring.add(node.id, node.slot)
@@ -150,8 +154,12 @@ class Pool:
         self.largest = max((capacity_of(node) for node in nodes), default=0)
         self.safe_total = min((min(capacity_of(node), node.spec.max_seq_len or UNLIMITED) for node in nodes), default=0)
 
-    def settle(self, node: NodeState) -> None:
-        """Bring everything derived from a node's numbers up to date. Needed after any of them changed."""
+    def settle(self, node: NodeState, shrunk: bool = False) -> None:
+        """Bring everything derived from a node's numbers up to date. Needed after any of them changed.
+
+        ``shrunk`` says that its room can only have become less. Then its place in ``rooms`` is left alone, which may be
+        too good until the next report; who looks there checks the room itself, and corrects the place.
+        """
         node.backlog = backlog = node.queued + node.reserved_prompt_tokens
         reserved = node.reserved_tokens
         node.used = node.capacity - node.headroom + reserved
@@ -168,9 +176,10 @@ class Pool:
             level = cost.load_level(node, self.usual)
             if self.load.levels[slot] != level:
                 self.load.place(node, level)
-            level = room_level(free)
-            if self.rooms.levels[slot] != level:
-                self.rooms.place(node, level)
+            if not shrunk:
+                level = room_level(free)
+                if self.rooms.levels[slot] != level:
+                    self.rooms.place(node, level)
         elif node.room >= 0:
             node.room = -1
             self.load.remove(node)
@@ -208,9 +217,14 @@ class Pool:
             if node is not None:
                 self.settle(node)
 
-    def roomy(self, need: int) -> list[list[NodeState]]:
-        """Buckets whose nodes may have ``need`` tokens of room, the roomiest first; none beside them has."""
-        return self.rooms.above(room_level(need))
+    def roomy(self, tokens: int) -> list[list[NodeState]]:
+        """Buckets whose nodes may have ``tokens`` of room, the roomiest first; no others have."""
+        return self.rooms.above(room_level(tokens))
+
+    def correct(self, nodes: list[NodeState]) -> None:
+        """These were found in too good a place in ``rooms``."""
+        for node in nodes:
+            self.rooms.place(node, room_level(node.room))
 
 
 def capacity_of(node: NodeState) -> int:

@@ -17,7 +17,7 @@ TOKENS_SHIFT: Final = 33
 _MAX_TOKENS: Final = (1 << 27) - 1
 
 
-class SessionTable:
+class SessionTable(Generations):
     """Session hash -> node and prompt tokens it has seen there, packed into one integer:
 
     ``tokens << TOKENS_SHIFT | PINNED (when it is not the ring's node) | incarnation of the node``.
@@ -25,22 +25,13 @@ class SessionTable:
     At most ``limit`` sessions; every operation is constant time, forgetting too.
     """
 
-    __slots__ = ("_entries", "find")
-
-    def __init__(self, limit: int) -> None:
-        self._entries = Generations(limit)
-        self.find = self._entries.get
-        """What is recorded of a session, None for nothing."""
-
-    def __len__(self) -> int:
-        """Sessions remembered."""
-        return len(self._entries)
+    __slots__ = ()
 
     def record(self, key: int, incarnation: int, tokens: int, pinned: bool) -> None:
         """Note that a session went to a node with a prompt of ``tokens``; ``pinned`` when the ring says another."""
         value = (tokens if tokens < _MAX_TOKENS else _MAX_TOKENS) << TOKENS_SHIFT | incarnation
-        self._entries.put(key, value | PINNED if pinned else value)
+        self.put(key, value | PINNED if pinned else value)
 
     def pins(self) -> list[int]:
         """Hashes of the sessions that the ring alone would not find."""
-        return [key for key, value in self._entries.items() if value & PINNED]
+        return [key for key, value in self.items() if value & PINNED]
