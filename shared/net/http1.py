@@ -107,8 +107,8 @@ class Http1Protocol(asyncio.Protocol):
             self._queue.put(data)
             if self._current is None:
                 self._run()
-            if self._queue.full and self._reading:
-                self._pause_reading()
+            if self._queue.full:
+                self._read(False)
         finally:
             if outer:
                 flusher.leave(self)
@@ -182,7 +182,9 @@ class Http1Protocol(asyncio.Protocol):
 
     def close(self) -> None:
         """Close now; running answers are cut off and their owners told."""
+        self._ending = True
         self._abandon()
+        self._out.clear()
         if self._transport is not None:
             self._transport.abort()
 
@@ -237,6 +239,7 @@ class Http1Protocol(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._out.clear()
         transport.abort()
 
     # Inside.
@@ -260,8 +263,8 @@ class Http1Protocol(asyncio.Protocol):
             self._running = False
         if self._current is None:
             self._wait()
-        if not self._reading and not queue.full:
-            self._resume_reading()
+        if not (self._reading or queue.full):
+            self._read(True)
 
     def _dispatch(self, exchange: Http1Exchange) -> None:
         self._current = exchange
@@ -279,12 +282,11 @@ class Http1Protocol(asyncio.Protocol):
         self.date.refresh()
         self.emit(last_answer(error, self.date.line))
         self._ending = True
-        self._uploads.end(self)
         self._watch(_LINGER, self._settings.close_timeout)
         self.flush()
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
-        self._resume_reading()
+        self._read(True)
 
     def _abandon(self) -> None:
         """The client is gone: tell the owner of an answer that is not complete, once."""
@@ -319,15 +321,11 @@ class Http1Protocol(asyncio.Protocol):
             self._transport.close()
             self._watch(_CLOSE, self._settings.close_timeout)
 
-    def _pause_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._reading = False
-            self._transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
+    def _read(self, on: bool) -> None:
+        transport = self._transport
+        if on != self._reading and transport is not None and not transport.is_closing():
+            self._reading = on
+            (transport.resume_reading if on else transport.pause_reading)()
 
     # Limits.
 
@@ -369,6 +367,8 @@ class Http1Protocol(asyncio.Protocol):
             self._uploads.progress(self, parser.held)
 
     def _watch(self, phase: int, seconds: float) -> None:
+        if self._phase == _BODY:
+            self._uploads.end(self)
         self._phase = phase
         if phase in (_STALL, _CLOSE) and self._transport is not None:
             self._left = self._transport.get_write_buffer_size()
