@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncGenerator
 from itertools import islice
 from typing import Any
 
+import fastapi
 import pytest
+from fastapi.responses import StreamingResponse
 
 from inference_node.engines import sim_text
 from inference_node.engines.base import EngineError
@@ -334,3 +337,51 @@ async def test_text_through_the_tunnel_is_the_known_function(node):
     answer = json.loads((await client.openai(TEXT, body))[2])
     wanted = list(islice(sim_text.expected_tokens(sim_text.encode("as known"), 0, 0, True), 30))
     assert answer["choices"][0]["text"] == sim_text.decode(wanted)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_a_fastapi_stream_ends_at_once_when_its_client_leaves(silent):
+    """The kind of application that a real engine brings; ``silent``: it has not sent a byte yet (a long prefill)."""
+    app = fastapi.FastAPI()
+    ended = asyncio.Event()
+    running_now = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            if not silent:
+                yield b"data: 1\n\n"
+            running_now.set()
+            await asyncio.sleep(60)
+            yield b"data: 2\n\n"
+        finally:
+            ended.set()
+
+    @app.post(CHAT)
+    async def endpoint(request: fastapi.Request) -> StreamingResponse:
+        assert (await request.json())["model"] == "demo"
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async with odd(app) as (node, client):
+        task = asyncio.create_task(client.openai(CHAT, chat(stream=True)))
+        await asyncio.wait_for(running_now.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.wait_for(ended.wait(), 5)
+        assert loop.time() - began < 0.2
+        await until(lambda: node.state.serving.admission.running == 0, "the hold is back")
+
+
+async def test_a_fastapi_answer_is_whole_and_untouched():
+    app = fastapi.FastAPI()
+
+    @app.post(CHAT)
+    async def endpoint(request: fastapi.Request) -> dict[str, int]:
+        return {"size": len(await request.body())}
+
+    async with odd(app) as (_, client):
+        status, headers, body = await client.openai(CHAT, chat(max_tokens=3))
+        assert status == 200 and headers["content-type"] == "application/json"
+        assert json.loads(body)["size"] == len(json.dumps(chat(max_tokens=3), separators=(",", ":")))
