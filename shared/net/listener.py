@@ -241,7 +241,7 @@ def _clear_stale(path: str) -> None:
 
 
 def _shown(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
 
 
 def _sentence(error: OSError, address: str) -> str:

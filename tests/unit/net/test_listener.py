@@ -190,6 +190,15 @@ async def test_a_name_with_two_addresses_is_served_on_both_with_one_port():
                 assert (await client.answer()).status == 200
 
 
+async def test_no_host_means_every_address_of_both_families():
+    async with house(host="") as (_, listener):
+        assert listener.address == f"0.0.0.0:{listener.port}"
+        for host in ("127.0.0.1", "::1"):
+            async with await RawClient.open(listener.port, host) as client:
+                client.send(GET)
+                assert (await client.answer()).status == 200
+
+
 async def test_ipv6_addresses_are_shown_in_brackets():
     async with house(host="::1") as (made, listener):
         assert listener.address == f"[::1]:{listener.port}"
