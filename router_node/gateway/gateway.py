@@ -14,8 +14,8 @@ from router_node.gateway.tunnel import header_fields, request_message, request_o
 from router_node.relay import fields as routing
 from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
-from router_node.relay.methods import merge_peek
 from router_node.relay.peek import peek
+from router_node.relay.scan import merge_peek
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.ids import sane_request_id

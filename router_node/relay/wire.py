@@ -107,9 +107,3 @@ def _skip_group(buf: bytes, pos: int, end: int, key: int) -> int:
         else:
             pos = skip(buf, pos, end, key)
     return pos
-
-
-def int32(value: int) -> int:
-    """A varint's value read as ``int32``: the low 32 bits, sign extended."""
-    value &= 0xFFFF_FFFF
-    return value - 0x1_0000_0000 if value & 0x8000_0000 else value
