@@ -59,6 +59,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+def listeners(address: str) -> int:
+    """How many sockets accept connections on a port of 127.0.0.1."""
+    port = f"{int(address.rpartition(':')[2]):04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port}") and row[3] == "0A" for row in rows)
+
+
 async def generate(router: Router, node: GrpcNode) -> None:
     """One request over a connection of its own, so that any worker may get it."""
     node.chunks.put_nowait("text")
@@ -103,8 +110,8 @@ async def test_a_killed_worker_comes_back_and_nothing_is_forgotten(world: Router
     pid = router.proc.popen.pid
     victim, other = children(pid)
     os.kill(victim, signal.SIGKILL)
-    await until(lambda: not alive(victim), "the worker is dead")
-    await generate(router, node)  # the port is the other worker's alone now
+    await until(lambda: listeners(router.public) == 1, "the port is the other worker's alone")
+    await generate(router, node)
     await until(lambda: len(children(pid)) == 2 and victim not in children(pid), "another worker was started")
     await router.metric_is("laya_router_events_total", 1, event="worker_restart")
     await until(lambda: node.watching == 3, "the new worker watches the node", timeout=20)
