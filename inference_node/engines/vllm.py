@@ -75,10 +75,15 @@ class VllmEngine(Engine):
                 took = {"load": time.perf_counter() - begin}
                 info = await self._describe(loaded)
                 took |= await self._warm_up(info)
-        except BaseException:
+        except BaseException as e:
+            words = self._core.last_words() if self._core is not None else ""
             # Also when cancelled: nobody else knows of the process yet.
             await asyncio.shield(self.stop())
-            raise
+            if isinstance(e, (ConfigError, EngineUnavailable)) or not isinstance(e, Exception):
+                raise
+            raise EngineError(
+                f"vLLM could not start {self._config.model}: {words or vllm_load.sentence(e)}", fatal=True
+            ) from e
         took["all"] = time.perf_counter() - begin
         logs.event(_log, logging.INFO, "engine_started", **{f"{k}_s": round(v, 2) for k, v in took.items()})
         return info
@@ -95,13 +100,16 @@ class VllmEngine(Engine):
         style.apply()
         setup = CoreSetup(vllm_env.core_environment(cores), cores, style, PRELOAD_CPU if host.cpu else PRELOAD)
         self._core = await self._in_thread(CoreProcess, setup)
-        args: Arguments = await self._in_thread(vllm_load.arguments, self._config, self._names, host)
+        try:
+            args: Arguments = await self._in_thread(vllm_load.arguments, self._config, self._names, host)
+        except ImportError as e:
+            raise EngineUnavailable(f"inference.engine: vllm cannot be loaded here: {e}; run `make setup`") from e
         if host.cpu and not args.uniproc:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = vllm_env.split_cores(cores, args.ranks)
         loaded: Loaded = await self._in_thread(vllm_load.load, self._config, args)
         style.apply()  # vLLM may have set up its own while it was imported
         self._creating = asyncio.ensure_future(self._in_thread(self._create, loaded, self._core))
-        imported = asyncio.ensure_future(self._in_thread(preload))
+        imported = asyncio.ensure_future(self._in_thread(preload, loaded.vllm_config.model_config))
         self._llm = await asyncio.shield(self._creating)
         await imported
         try:
@@ -123,18 +131,14 @@ class VllmEngine(Engine):
 
         from inference_node.engines.vllm_client import NodeLLM
 
-        try:
-            with Launcher(core).lend():
-                llm = NodeLLM(
-                    loaded.vllm_config,
-                    Executor.get_class(loaded.vllm_config),
-                    log_stats=False,
-                    log_requests=False,
-                    stat_loggers=[lambda _config, _index: self._collector],
-                )
-        except Exception as e:
-            words = core.last_words() or vllm_load.sentence(e)
-            raise EngineError(f"vLLM could not start {self._config.model}: {words}", fatal=True) from e
+        with Launcher(core).lend():
+            llm = NodeLLM(
+                loaded.vllm_config,
+                Executor.get_class(loaded.vllm_config),
+                log_stats=False,
+                log_requests=False,
+                stat_loggers=[lambda _config, _index: self._collector],
+            )
         llm.collector = self._collector
         return llm
 

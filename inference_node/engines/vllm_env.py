@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from shared.config.schema import ConfigError, InferenceConfig
+from shared.logging import JsonFormatter, TextFormatter
 
 MIB = 1 << 20
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -195,19 +196,20 @@ class LogStyle:
     """How vLLM's messages are written, in this process and in the engine core's; it travels between them."""
 
     level: int
-    formatter: logging.Formatter | None
+    json: bool = False
 
     @classmethod
     def of_this_process(cls) -> LogStyle:
-        """As the node writes its own: the same formatter, and vLLM's INFO only where ours is DEBUG."""
+        """As the node writes its own: in the same form, and vLLM's INFO only where ours is DEBUG."""
         handlers = logging.getLogger().handlers
         verbose = logging.getLogger("laya").isEnabledFor(logging.DEBUG)
-        return cls(logging.INFO if verbose else logging.WARNING, handlers[0].formatter if handlers else None)
+        json = bool(handlers) and isinstance(handlers[0].formatter, JsonFormatter)
+        return cls(logging.INFO if verbose else logging.WARNING, json)
 
     def apply(self) -> None:
         """Send what vLLM logs in this process to stderr, without the lines that tell nobody anything."""
         handler = logging.StreamHandler()
-        handler.setFormatter(self.formatter)
+        handler.setFormatter(JsonFormatter() if self.json else TextFormatter())
         handler.addFilter(_unexpected)
         log = logging.getLogger("vllm")
         log.handlers[:] = [handler]

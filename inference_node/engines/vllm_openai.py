@@ -10,6 +10,7 @@ import asyncio
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 from inference_node.engines.base import ASGIApp, BadRequest, Message, Prompt
@@ -130,7 +131,12 @@ class OpenAIApp:
         self._need(self.generates, "the model does not complete text")
         request = _parsed(CompletionRequest, body)
         _refused(await self._state.openai_serving_completion._check_model(request))
-        return _lengths(_refused(await self._state.online_renderer.render_completion(request, skip_mm_cache=True)))
+        rendered = _refused(await self._state.online_renderer.render_completion(request, skip_mm_cache=True))
+        check = self._state.engine_client.renderer.validate_token_ids
+        for entry in rendered:
+            # The application finds out about a client's own token ids only when its answer has begun.
+            check(entry.get("prompt_token_ids") or (), parameter="prompt")
+        return _lengths(rendered)
 
     async def _count_response(self, body: dict[str, Any]) -> Sequence[int]:
         from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -167,16 +173,24 @@ async def build(llm: Any, args: Namespace) -> OpenAIApp:
     tasks = await llm.get_supported_tasks()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
+    # When the engine is dead, vLLM tells the server it expects here to end the process; the node sees to that itself.
+    app.state.server = SimpleNamespace(should_exit=False)
     return OpenAIApp(app, tasks)
 
 
-def preload() -> None:
-    """Import what ``build`` needs, while the engine core loads the model."""
+def preload(model_config: Any) -> None:
+    """Import and read what ``build`` needs, while the engine core loads the model."""
     import vllm.entrypoints.generate.api_router
     import vllm.entrypoints.launchers.api_server.app_state
     import vllm.entrypoints.launchers.app
     import vllm.entrypoints.openai.responses.serving
     import vllm.entrypoints.scale_out.factories  # noqa: F401
+    from vllm.renderers.hf import resolve_chat_template
+    from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+    # Looks for a processor's template first, which reads the tokenizer once more. A model without one says so later.
+    with suppress(Exception):
+        resolve_chat_template(cached_tokenizer_from_config(model_config), None, None, model_config=model_config)
 
 
 class _Lifespan:

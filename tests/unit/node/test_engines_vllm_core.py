@@ -19,7 +19,7 @@ from inference_node.engines.vllm_core import CoreProcess, CoreSetup, Launcher
 from inference_node.engines.vllm_env import LogStyle
 
 ROOT = Path(__file__).resolve().parents[3]
-LOGS = LogStyle(logging.WARNING, None)
+LOGS = LogStyle(logging.WARNING)
 LIMIT = 20.0
 
 
@@ -154,7 +154,7 @@ from inference_node.engines.vllm_env import LogStyle
 def main():
     made = []
     def make():
-        made.append(CoreProcess(CoreSetup({{}}, (), LogStyle(logging.WARNING, None), ())))
+        made.append(CoreProcess(CoreSetup({{}}, (), LogStyle(logging.WARNING), ())))
     # In a thread that ends, as in the engine: the core must outlive the thread, and not the process.
     maker = threading.Thread(target=make)
     maker.start()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inference_node.engines import vllm_env
 from shared.config.schema import ConfigError, InferenceConfig
-from shared.logging import TextFormatter
+from shared.logging import JsonFormatter, TextFormatter
 
 
 def topology(root: Path, *groups: str) -> Path:
@@ -155,7 +155,7 @@ def vllm_log() -> Iterator[logging.Logger]:
 
 
 def test_vllm_logs_as_the_node_does(vllm_log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    style = pickle.loads(pickle.dumps(vllm_env.LogStyle(logging.WARNING, TextFormatter())))
+    style = pickle.loads(pickle.dumps(vllm_env.LogStyle(logging.WARNING)))
     style.apply()
     logging.getLogger("vllm.config").warning("Enforce eager set, disabling %s", "much")
     logging.getLogger("vllm.config").info("for nobody")
@@ -163,3 +163,13 @@ def test_vllm_logs_as_the_node_does(vllm_log: logging.Logger, capsys: pytest.Cap
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].endswith("vllm.config something else")
+
+
+@pytest.mark.parametrize(("formatter", "json"), [(JsonFormatter(), True), (TextFormatter(), False), (None, False)])
+def test_form_of_the_log_is_the_nodes(
+    monkeypatch: pytest.MonkeyPatch, formatter: logging.Formatter | None, json: bool
+) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    assert vllm_env.LogStyle.of_this_process().json is json
