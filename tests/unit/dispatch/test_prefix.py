@@ -1,0 +1,137 @@
+"""Prompt blocks and who holds them."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router_node.dispatch.prefix import BLOCK_BYTES, MAX_BLOCKS, PrefixMap, bit_of, hash_blocks
+
+
+def holders(entry: int) -> set[int]:
+    return {slot for slot in range(64) if entry & bit_of(slot)}
+
+
+@given(st.binary(max_size=4 * BLOCK_BYTES), st.integers(0, 2**64 - 1))
+def test_blocks_are_chained_and_whole(data: bytes, seed: int) -> None:
+    hashes = hash_blocks(data, seed)
+    assert len(hashes) == len(data) // BLOCK_BYTES
+    for i, value in enumerate(hashes):
+        seed = xxhash.xxh3_64_intdigest(data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES], seed)
+        assert value == seed
+
+
+@given(st.binary(min_size=3 * BLOCK_BYTES, max_size=3 * BLOCK_BYTES), st.integers(0, 2 * BLOCK_BYTES - 1))
+def test_a_changed_byte_changes_its_block_and_all_after_it(data: bytes, at: int) -> None:
+    changed = bytearray(data)
+    changed[at] ^= 1
+    before, after = hash_blocks(data), hash_blocks(bytes(changed))
+    block = at // BLOCK_BYTES
+    assert before[:block] == after[:block]
+    assert all(a != b for a, b in zip(before[block:], after[block:], strict=True))
+
+
+def test_kinds_of_buffers_and_the_limit() -> None:
+    data = random.Random(1).randbytes(100 * BLOCK_BYTES)
+    assert hash_blocks(data) == hash_blocks(bytearray(data)) == hash_blocks(memoryview(data))
+    assert len(hash_blocks(data)) == MAX_BLOCKS
+    assert hash_blocks(data, 0, 5) == hash_blocks(data)[:5]
+    assert hash_blocks(b"short") == ()
+
+
+def test_hashing_eight_kilobytes_is_quick() -> None:
+    data = random.Random(2).randbytes(8192)
+    best = float("inf")
+    for _ in range(50):
+        start = time.perf_counter()
+        hash_blocks(data)
+        best = min(best, time.perf_counter() - start)
+    assert best < 10e-6
+
+
+def test_longest_match_names_who_was_sent_what() -> None:
+    prefixes = PrefixMap(1000)
+    assert prefixes.match([1, 2, 3]) == []
+    assert prefixes.insert([1, 2, 3], [], 4) == 0
+    found = prefixes.match([1, 2, 9])
+    assert [holders(entry) for entry in found] == [{4}, {4}]
+    assert prefixes.insert([1, 2, 9], found, 7) == 0
+    found = prefixes.match([1, 2, 3])
+    assert [holders(entry) for entry in found] == [{4, 7}, {4, 7}, {4}]
+    assert prefixes.insert([1, 2, 3], found, 4) == 3
+    assert prefixes.insert([1, 2, 3], found, 7) == 2
+
+
+def test_a_slot_given_to_another_node_inherits_nothing() -> None:
+    prefixes = PrefixMap(1000)
+    prefixes.insert([1, 2], [], 0)
+    prefixes.insert([1, 2], prefixes.match([1, 2]), 1)
+    prefixes.lose(0)
+    prefixes.insert([5], [], 0)
+    assert [holders(entry) for entry in prefixes.match([1, 2])] == [{1}, {1}]
+    assert holders(prefixes.match([5])[0]) == {0}
+    prefixes.lose(1)
+    assert prefixes.match([1, 2]) == []
+
+
+def test_entries_too_old_to_judge_are_forgotten() -> None:
+    prefixes = PrefixMap(1000)
+    prefixes.insert([1], [], 3)
+    for _ in range(2000):
+        prefixes.lose(9)
+    assert prefixes.match([1]) == []
+
+
+def test_looking_without_touching_changes_nothing() -> None:
+    prefixes = PrefixMap(8)
+    prefixes.insert([1, 2], [], 0)
+    prefixes.lose(5)
+    for i in range(3):
+        prefixes.insert([100 + i], [], 1)
+        assert [holders(entry) for entry in prefixes.match([1, 2], touch=False)] == [{0}, {0}]
+    for i in range(8):
+        prefixes.insert([200 + i], [], 1)
+    assert prefixes.match([1, 2]) == []
+
+
+def test_forget_takes_back_only_what_the_request_added() -> None:
+    prefixes = PrefixMap(1000)
+    prefixes.insert([1, 2], [], 0)
+    known = prefixes.insert([1, 2, 3], prefixes.match([1, 2, 3]), 0)
+    prefixes.forget([1, 2, 3], 0, known)
+    assert [holders(entry) for entry in prefixes.match([1, 2, 3])] == [{0}, {0}]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(0, 5), st.integers(0, 7), st.integers(1, 6)),
+            st.tuples(st.just("lose"), st.integers(0, 5), st.just(0), st.just(0)),
+        ),
+        max_size=120,
+    )
+)
+def test_the_map_never_says_more_than_what_was_sent(events: list[tuple[str, int, int, int]]) -> None:
+    prefixes = PrefixMap(48)
+    truth: dict[int, set[int]] = {}
+    for kind, slot, family, depth in events:
+        if kind == "lose":
+            prefixes.lose(slot)
+            for known in truth.values():
+                known.discard(slot)
+            continue
+        chain = [family * 100 + i for i in range(depth)]
+        found = prefixes.match(chain)
+        for key, entry in zip(chain, found, strict=False):
+            assert holders(entry) <= truth[key]
+        prefixes.insert(chain, found, slot)
+        for key in chain:
+            truth.setdefault(key, set()).add(slot)
+        again = prefixes.match(chain)
+        assert len(again) == depth and all(entry & bit_of(slot) for entry in again)
+        assert len(prefixes) <= 48 + 6
