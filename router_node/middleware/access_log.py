@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal, Protocol
 
-import msgspec
+from router_node.middleware.access_lines import Entry, JsonLines, Lines, TextLines
 
 INTERVAL: Final = 0.1  # seconds between two drains
-SLICE: Final = 200  # lines formatted before the loop runs other things
+SLICE: Final = 100  # lines formatted before the loop runs other things
 WRITE_TIMEOUT: Final = 5.0  # seconds a slow stream may take before close() gives up on it
 
 
@@ -32,51 +31,12 @@ class Stream(Protocol):
         """Push it out."""
 
 
-class Entry(Protocol):
-    """One finished request; whoever adds it changes it no more.
-
-    Times are seconds; ``at`` is the wall clock at its end. ``code`` is the gRPC status, or the HTTP status where it is
-    100 or more. ``routed`` is the router's own time before the first byte went to a node, negative when none did.
-    """
-
-    @property
-    def at(self) -> float: ...
-    @property
-    def protocol(self) -> str: ...
-    @property
-    def peer(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def code(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def routed(self) -> float: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def node_id(self) -> str: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def request_id(self) -> bytes: ...
-    @property
-    def attempts(self) -> int: ...
-    @property
-    def bytes_in(self) -> int: ...
-    @property
-    def bytes_out(self) -> int: ...
-
-
 class AccessLog:
     """A bounded ring of entries and the task that writes them out."""
 
     def __init__(self, stream: Stream, style: Literal["text", "json"] = "text", capacity: int = 65_536) -> None:
         self._stream = stream
-        self._format = _as_json if style == "json" else _as_text
+        self._lines: Lines = JsonLines() if style == "json" else TextLines()
         self._capacity = capacity
         self._ring: deque[Entry] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -123,10 +83,10 @@ class AccessLog:
         await self._drain()  # what came in since, or before the first round
 
     async def _drain(self) -> None:
-        ring, shape = self._ring, self._format
+        ring, line = self._ring, self._lines.line
         lines: list[str] = []
         for _ in range(len(ring)):
-            lines.append(shape(ring.popleft()))
+            lines.append(line(ring.popleft()))
             if len(lines) >= SLICE:
                 await self._write(lines)
                 lines = []
@@ -135,7 +95,7 @@ class AccessLog:
 
     async def _write(self, lines: list[str]) -> None:
         if self._unsaid:
-            lines.append(self._lost(self._unsaid))
+            lines.append(self._lines.dropped(self._unsaid))
             self._unsaid = 0
         text = "\n".join(lines) + "\n"
         try:
@@ -147,56 +107,3 @@ class AccessLog:
     def _put(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-    def _lost(self, count: int) -> str:
-        if self._format is _as_json:
-            return _encode({"event": "access_log_dropped", "lines": count}).decode()
-        return f"access_log_dropped lines={count}"
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def _stamp(at: float) -> str:
-    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
-
-
-def _as_json(entry: Entry) -> str:
-    line = {
-        "time": _stamp(entry.at),
-        "event": "request",
-        "protocol": entry.protocol,
-        "peer": entry.peer,
-        "method": entry.method,
-        "code": entry.code,
-        "reason": entry.reason,
-        "seconds": round(entry.seconds, 6),
-        "routed": round(entry.routed, 6) if entry.routed >= 0 else None,
-        "model": entry.model,
-        "node": entry.node_id,
-        "tenant": entry.tenant,
-        "request_id": entry.request_id.decode("ascii", "replace"),
-        "attempts": entry.attempts,
-        "bytes_in": entry.bytes_in,
-        "bytes_out": entry.bytes_out,
-    }
-    return _encode(line).decode()
-
-
-def _as_text(entry: Entry) -> str:
-    own = f"{entry.routed * 1e6:.0f}us" if entry.routed >= 0 else "-"
-    return (
-        f"{_stamp(entry.at)} {entry.protocol} {_word(entry.peer)} {_word(entry.method)} {entry.code}"
-        f" {entry.reason or '-'} {entry.seconds * 1e3:.1f}ms routed={own} model={_word(entry.model)}"
-        f" node={_word(entry.node_id)} tenant={_word(entry.tenant)}"
-        f" id={_word(entry.request_id.decode('ascii', 'replace'))} attempts={entry.attempts}"
-        f" in={entry.bytes_in} out={entry.bytes_out}"
-    )
-
-
-def _word(text: str) -> str:
-    """A value as one word: a client's model name must not be able to forge a line or a field."""
-    if text.isascii() and text.isprintable() and " " not in text and '"' not in text:
-        return text or "-"
-    return _encode(text).decode().replace(" ", "\\u0020")

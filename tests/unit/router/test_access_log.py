@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import threading
 import time
 from types import SimpleNamespace
 from typing import cast
 
-from router_node.middleware.access_log import AccessLog, Entry
+from router_node.middleware.access_lines import Entry
+from router_node.middleware.access_log import AccessLog
 
 
 def entry(**changes: object) -> Entry:
@@ -44,31 +44,6 @@ async def _written(style: str, *entries: Entry) -> list[str]:
     await log.close()
     assert log.waiting == 0
     return out.getvalue().splitlines()
-
-
-async def test_a_text_line_says_who_asked_what_and_how_it_went():
-    (line,) = await _written("text", entry())
-    assert line == (
-        "2023-11-14T22:13:20.123Z grpc 127.0.0.1:5000 Generate 0 - 12.3ms routed=8us model=smollm2 node=n1"
-        " tenant=acme id=req-1 attempts=1 in=300 out=900"
-    )
-
-
-async def test_a_json_line_has_every_field():
-    (line,) = await _written("json", entry(code=429, reason="QUEUE_FULL", routed=-1.0))
-    read = json.loads(line)
-    assert read["event"] == "request"
-    assert read["time"] == "2023-11-14T22:13:20.123Z"
-    assert (read["code"], read["reason"], read["routed"], read["request_id"]) == (429, "QUEUE_FULL", None, "req-1")
-    assert (read["node"], read["tenant"], read["bytes_in"], read["bytes_out"]) == ("n1", "acme", 300, 900)
-
-
-async def test_names_from_a_client_cannot_forge_a_line_or_a_field():
-    evil = 'x\n2023 grpc model="y" tenant=root \u202e'
-    for style in ("text", "json"):
-        lines = await _written(style, entry(model=evil, tenant="a b"))
-        assert len(lines) == 1
-        assert " tenant=root" not in lines[0] or style == "json"
 
 
 async def test_a_full_ring_drops_counts_and_says_so():
