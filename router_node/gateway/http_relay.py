@@ -1,8 +1,8 @@
 """One OpenAI HTTP request on its way through the tunnel, and its answer on its way back.
 
-The whole request is at hand, so until the client has been sent something it can go to another node. An answer whose
-length the application gave, and which is small, is kept until it is whole: it leaves in one write with its
-content-length, and a node lost half-way through it costs the client nothing. Everything else streams, byte for byte.
+The whole request is at hand, so until the client has been sent something it can go to another node. A JSON answer of
+up to 256 KiB, of no use to anyone in parts, is kept until it is whole: it leaves in one write with its content-length,
+and a node lost half-way through it costs the client nothing. Everything else streams, byte for byte.
 """
 
 from __future__ import annotations
@@ -252,14 +252,12 @@ class HttpRelay(ClientSink):
         if head.status in (429, 503) and self._elsewhere(head):
             return False
         account.code = head.status
-        kind = length = b""
+        kind = b""
         for name, value in head.headers:
             if name == b"content-type":
-                kind = value
-            elif name == b"content-length":
-                length = value
-        self._sse = kind[:17].lower() == b"text/event-stream"
-        if not self._sse and length.isdigit() and len(length) < 12 and int(length) <= HOLD:
+                kind = value[:17].lower()
+        self._sse = kind == b"text/event-stream"
+        if kind[:16] == b"application/json":  # of no use before it is whole
             self._state = _HOLDING
         else:
             self._start(head)
@@ -294,7 +292,7 @@ class HttpRelay(ClientSink):
         self._held.append(body)
         self._held_size += len(body)
         head = self._reader.head
-        if self._held_size > HOLD and head is not None:  # more than the application had said
+        if self._held_size > HOLD and head is not None:
             self._start(head)
             for part in self._held:
                 self._exchange.write(part)
