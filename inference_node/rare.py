@@ -1,8 +1,8 @@
 """What is rare on a node: gRPC health and reflection, on grpc.aio behind a private Unix socket.
 
 The node's own port hands such calls over as they come, bytes and all (``RareBridge.accept`` is the fallback of the
-node's ``GrpcServer``). gRPC's library is loaded in a thread once the node serves, so that neither the start nor a
-running stream waits for it; calls that come before wait.
+node's ``GrpcServer``). gRPC's library is loaded in a thread, a while after the node serves or with the first call, so
+that neither the start of this and other nodes nor a running stream waits for it; calls that come before wait.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HEALTH: Final = b"/grpc.health.v1.Health/"
 REFLECTION: Final = b"/grpc.reflection."
 MAX_WAITING = 256  # calls that may wait for the library to load
+START_DELAY = 2.0  # seconds after the node's start; the first call does not wait for it
 START_TIME = 10.0  # seconds that they wait
 
 _PASSED = frozenset(
@@ -118,6 +119,7 @@ class RareBridge:
         self._pool = Pool(rare.address, settings, flusher, on_state=self._on_state)
         self._waiting: list[tuple[_Rare, Headers, bool]] = []
         self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
 
     def start(self) -> None:
         """Bring the services up in the background."""
@@ -153,9 +155,13 @@ class RareBridge:
                 rare.fail(_not_up())
                 return None
             self._waiting.append((rare, passed, end))
+            self._wanted.set()
         return rare
 
     async def _start(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_DELAY):
+                await self._wanted.wait()
         try:
             async with asyncio.timeout(START_TIME):
                 await self._rare.start()
