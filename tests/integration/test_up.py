@@ -7,62 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class Up:
-    """A running ``laya up --json`` with its own cache folder."""
-
-    def __init__(self, cache: Path, *args: str) -> None:
-        self.env = {**os.environ, "XDG_CACHE_HOME": str(cache), "XDG_CONFIG_HOME": str(cache / "config")}
-        self.began = time.monotonic()
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "shared.cli.main", "up", "--json", "--port", "0", *args],
-            cwd=ROOT,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def event(self, kind: str) -> dict[str, Any]:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            event = json.loads(line)
-            if event["event"] == kind:
-                return dict(event)
-        assert self.popen.stderr is not None
-        raise AssertionError(f"laya up ended without {kind!r}: {self.popen.stderr.read()}")
-
-    def laya(self, *args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "shared.cli.main", *args],
-            cwd=ROOT,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            input=stdin,
-            timeout=60,
-            check=False,
-        )
-
-    def children(self) -> list[int]:
-        path = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
-
-    def stop(self) -> int:
-        self.popen.send_signal(signal.SIGINT)
-        try:
-            return self.popen.wait(30)
-        finally:
-            self.popen.kill()
+from tests.support.up import ROOT, Up, alive, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +24,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         assert running.stop() == 0
     finally:
         running.popen.kill()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition: Any, what: str, timeout: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.02)
 
 
 def test_generate_prints_text_and_json(up: Up) -> None:
