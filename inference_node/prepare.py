@@ -45,12 +45,9 @@ class Caps:
 
     @staticmethod
     def of(config: Config, call: Call) -> Caps:
-        """The smaller of this node's caps and the router's."""
+        """The router's caps where it sends some (its configuration may be another file), else this node's own."""
         clamps, router = call.clamps, config.router
-        return Caps(
-            min(router.max_n, clamps.max_n or router.max_n),
-            min(router.max_max_tokens, clamps.max_max_tokens or router.max_max_tokens),
-        )
+        return Caps(clamps.max_n or router.max_n, clamps.max_max_tokens or router.max_max_tokens)
 
 
 class Preparer:
