@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from router_node.discovery.address import is_loopback
 from shared.config.schema import Config, ConfigError, InferenceConfig
 
 
@@ -24,16 +24,6 @@ def model_names(config: InferenceConfig) -> tuple[str, ...]:
     """All names of the model, its own first."""
     name = model_name(config)
     return (name, *(alias for alias in dict.fromkeys(config.aliases) if alias != name))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a bind to this host can be reached from this machine alone."""
-    if host in ("localhost", ""):
-        return host == "localhost"
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_bind(config: Config) -> None:

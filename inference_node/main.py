@@ -13,9 +13,10 @@ import uvloop
 
 from inference_node import engines
 from inference_node.announce import Announcer
-from inference_node.config import check_bind, is_loopback, parse
+from inference_node.config import check_bind, parse
 from inference_node.engines.base import Engine, EngineError, EngineInfo, EngineUnavailable
 from inference_node.node import Node
+from router_node.discovery.address import is_loopback
 from router_node.discovery.registration import RecordError
 from router_node.signals import StopSignals
 from shared import logging as logs

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from inference_node.admission import Admission, AdmissionSettings
 from inference_node.auth import ClusterAuth
-from inference_node.config import is_loopback
 from inference_node.door import Door
 from inference_node.drain import Drainer
 from inference_node.engines.base import Engine, EngineInfo
@@ -23,6 +22,7 @@ from inference_node.routes import routes
 from inference_node.service import InferenceService
 from inference_node.state import NodeState, Serving
 from inference_node.tunnel import OpenAIFront, Tunnel
+from router_node.discovery.address import is_loopback
 from router_node.discovery.registration import valid_node_id
 from shared import ids
 from shared import logging as logs

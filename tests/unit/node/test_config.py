@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_node.config import check_bind, is_loopback, model_name, model_names, parse
+from inference_node.config import check_bind, model_name, model_names, parse
 from shared.config.schema import Config, ConfigError, InferenceConfig, ServerConfig
 
 
@@ -24,17 +24,6 @@ def test_the_name_clients_ask_for(config, name):
 
 def test_aliases_follow_without_repeats():
     assert model_names(InferenceConfig(model="a", aliases=["b", "a", "b"])) == ("a", "b")
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [
-        *((host, True) for host in ("127.0.0.1", "127.3.2.1", "::1", "localhost")),
-        *((host, False) for host in ("0.0.0.0", "::", "", "10.0.0.1", "node.example")),
-    ],
-)
-def test_loopback(host, local):
-    assert is_loopback(host) is local
 
 
 def test_a_wide_bind_needs_a_token_or_insecure():
