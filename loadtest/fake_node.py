@@ -302,7 +302,7 @@ async def serve(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     node = FakeNode(args.node_id, args.model, args.messages, args.pace)
     # More streams at once than a router opens: the stream limit is not what is measured.
-    settings = NetSettings(max_streams=4096, advertised_streams=8192, connection_window=1 << 30)
+    settings = NetSettings(max_streams=4096, connection_window=1 << 30)
     flusher = Flusher(loop)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -28,12 +28,13 @@ Piece = bytes | bytearray | memoryview
 class FrameAligner:
     """Remembers the unfinished frame of one connection: at most one, of at most 16 KiB."""
 
-    __slots__ = ("_missing", "_skip", "_tail", "_take", "_wordy_always", "kept", "wordy")
+    __slots__ = ("_missing", "_odd", "_skip", "_tail", "_take", "_wordy_always", "kept", "wordy")
 
     def __init__(self, take: Callable[[Piece], None], skip: int = 0) -> None:
         """``take`` gets the whole frames; ``skip``: bytes at the start that are no frames (24 on a server)."""
         self._take = take
         self._skip = skip
+        self._odd = skip > 0  # the next cut does not begin with a plain frame, or ``wordy`` is to be reset
         self._tail = bytearray()
         self.wordy = False  # the last cut may complete a header block with much text
         self._wordy_always = False
@@ -51,19 +52,10 @@ class FrameAligner:
         A frame that is longer than allowed is passed on at once, unfinished: the engine refuses it by its header.
         """
         at = start = 0
-        self.wordy = self._wordy_always
-        if self._tail:
-            start = self._complete(data)
-            if start < 0:
+        if self._odd:
+            at, start = self._resume(data)
+            if at < 0:
                 return
-            tail = self._tail
-            self._tail = bytearray()
-            self._weigh(tail, 0)
-            self._take(tail)
-            at = start
-        elif self._skip:
-            at = min(self._skip, len(data))
-            self._skip -= at
         size = len(data)
         last = size - FRAME_HEADER
         begin = at
@@ -82,11 +74,29 @@ class FrameAligner:
         elif at > start:
             self._take(memoryview(data)[start:])
 
+    def _resume(self, data: bytes) -> tuple[int, int]:
+        """What the last cut left behind: where the walk over frames begins, and what is passed on; -1: nothing yet."""
+        self.wordy = self._wordy_always
+        self._odd = self.wordy or self._skip > 0
+        if self._tail:
+            start = self._complete(data)
+            if start < 0:
+                self._odd = True
+                return -1, 0
+            tail = self._tail
+            self._tail = bytearray()
+            self._weigh(tail, 0)
+            self._take(tail)
+            return start, start
+        at = min(self._skip, len(data))
+        self._skip -= at
+        return at, 0
+
     def _weigh(self, data: bytes | bytearray, at: int) -> None:
         """Note a frame with much header text."""
         word = _word(data, at)[0]
         if word > _WORDY and word & 0xFF in _HEADER_FRAMES:
-            self.wordy = True
+            self.wordy = self._odd = True
             if at + 4 >= len(data) or not data[at + 4] & _END_HEADERS:
                 # Its block may end in a later cut, with a small frame. Few peers do this, and the price is small.
                 self._wordy_always = True
@@ -94,6 +104,7 @@ class FrameAligner:
     def _keep(self, data: bytes, begin: int, at: int) -> int:
         """Put the unfinished frame aside; returns where the whole ones end."""
         self.kept += 1
+        self._odd = True
         if at < len(data):  # not even a whole frame header
             self._tail += data[at:]
             self._missing = 0

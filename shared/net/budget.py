@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.net.settings import Budget
+from shared.net.settings import Budget, NetSettings
 
 
 class Meter:
@@ -31,3 +31,16 @@ class Meter:
     def earn(self, n: float) -> None:
         """Add to what is left, up to the burst."""
         self._left = min(self._burst, self._left + n)
+
+
+class Budgets:
+    """The meters of one connection."""
+
+    __slots__ = ("oddities", "pings", "resets", "settings", "windows")
+
+    def __init__(self, settings: NetSettings, now: float) -> None:
+        self.pings = Meter(settings.pings, now)
+        self.settings = Meter(settings.settings_frames, now)
+        self.windows = Meter(settings.window_updates, now)
+        self.resets = Meter(settings.resets, now)
+        self.oddities = Meter(settings.oddities, now)

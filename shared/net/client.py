@@ -126,7 +126,7 @@ class H2ClientStream(StreamBase, ClientStream):
 class H2ClientProtocol(H2Connection):
     """One connection of a pool."""
 
-    __slots__ = ("_owner", "leaving", "limit")
+    __slots__ = ("_owner", "grow_at", "leaving", "limit")
 
     role: Role = "client"
     table: dict[int, H2ClientStream]  # type: ignore[assignment]
@@ -141,6 +141,7 @@ class H2ClientProtocol(H2Connection):
         """``counters`` default to the flusher's."""
         super().__init__(settings, flusher, counters)
         self._owner = owner
+        self.grow_at = 0.0  # streams from which on a pool dials one more connection
         self.limit = 0  # streams that may be open at once; 0 before the peer's SETTINGS
         self.leaving = False  # opens no more streams
 
@@ -228,6 +229,7 @@ class H2ClientProtocol(H2Connection):
         if self.dead:
             return
         self.limit = min(self.settings.max_streams, self.engine.peer_max_streams())
+        self.grow_at = self.limit * self.settings.grow_at
         if first:
             self._owner.on_ready(self)
 

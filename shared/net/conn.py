@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, cast
 from shared.net.address import peer_name
 from shared.net.align import FrameAligner
 from shared.net.api import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, REFUSED_STREAM
-from shared.net.budget import Meter
-from shared.net.engine import EngineEvents, Role, make_engine
+from shared.net.budget import Budgets
+from shared.net.engine import EngineEvents, Role, goaway_frame, make_engine
 from shared.net.outflow import Outflow
 from shared.net.vitals import Vitals
 
@@ -34,26 +34,17 @@ log = logging.getLogger(__name__)
 _PREFACE = 24
 
 
-def goaway_frame(last_stream_id: int, code: int) -> bytes:
-    """A GOAWAY, for when the engine can write none any more."""
-    return b"\0\0\x08\x07\0\0\0\0\0" + last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")
-
-
 class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
     """Base of ``H2ServerProtocol`` and ``H2ClientProtocol``."""
 
     __slots__ = (
         "_cut",
         "_feed",
-        "_flush_bytes",
         "_now",
-        "_oddities",
-        "_pings",
         "_sent",
-        "_settings_frames",
-        "_windows",
         "after_stream",
         "align",
+        "budgets",
         "counters",
         "dead",
         "doomed",
@@ -65,6 +56,7 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         "fresh",
         "heard",
         "last_peer_stream",
+        "late_resets",
         "parting",
         "peer",
         "settings",
@@ -84,6 +76,8 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         self.counters = counters if counters is not None else flusher.counters
         self.table: dict[int, StreamBase] = {}
         self.doomed: list[StreamBase] = []  # streams we have reset, whose owners have yet to hear of it
+        # Resets made while the transport was full: in the engine they would count as open streams all the while.
+        self.late_resets: list[tuple[int, int]] = []
         self.finishing: list[StreamBase] = []  # streams whose answers ended before their requests
         self.fresh: list[StreamBase] = []  # streams we have opened of which nothing can have left yet
         self.after_stream: Callable[[], None] | None = None  # called whenever a stream has ended
@@ -96,13 +90,9 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         self.transport: asyncio.Transport
         self._cut = False  # the last bytes written may end inside a frame
         self._sent = 0
-        self._flush_bytes = settings.flush_bytes
         self._now = flusher.loop.time
         self.heard = now = self._now()
-        self._pings = Meter(settings.pings, now)
-        self._settings_frames = Meter(settings.settings_frames, now)
-        self._windows = Meter(settings.window_updates, now)
-        self._oddities = Meter(settings.oddities, now)
+        self.budgets = Budgets(settings, now)
         self.engine = engine = make_engine(self.role, settings)
         self.align = FrameAligner(engine.receive, _PREFACE if self.role == "server" else 0)
         self._feed = self.align.feed
@@ -117,8 +107,8 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         self.transport = cast(asyncio.Transport, transport)
         self.peer = peer_name(transport)
         self.transport.set_write_buffer_limits(high=self.settings.write_high)
+        self.transport.write(self.engine.hello)
         self.vitals.start()
-        self.flusher.touch(self)
 
     def data_received(self, data: bytes) -> None:
         """Handle everything that the bytes cause, here and on other connections."""
@@ -187,15 +177,20 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
 
     def flush(self) -> None:
         """Give the transport what the engine has, and tell owners what has left."""
+        due = self.touched or bool(self.waiting) or self.squeezed or bool(self.finishing)
         self.touched = False
         if self.doomed:
             self._report_doomed()
         if self.paused | self.dead:  # not "or": mypy would take both for settled until the end
             return
         engine = self.engine
-        most = self._flush_bytes
+        most = self.settings.flush_bytes
         while True:
             try:
+                if self.late_resets:
+                    due = self._submit_resets()
+                if not due and not engine.wants_write():
+                    return  # the own flush after a read that left nothing to say
                 out = engine.take(most)
             except self.engine_errors as error:
                 self.fail("engine_error", str(error))
@@ -215,11 +210,19 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
                 break
             if self.paused:
                 return
-        if self.finishing:
-            self.finish()
+        if self.finishing and not self.paused:
+            self.finish()  # for the same reason as ``late_resets``
 
     def finish(self) -> None:
         """The engine has nothing left that it may send now, and ``finishing`` is not empty."""
+
+    def _submit_resets(self) -> bool:
+        resets = self.late_resets
+        self.late_resets = []
+        for stream_id, code in resets:
+            if stream_id in self.table:
+                self.engine.reset(stream_id, code)
+        return True
 
     def _report_doomed(self) -> None:
         doomed = self.doomed
@@ -262,27 +265,28 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         """Have those who may go on looked at by the coming flush."""
         if stream_id and self.stalled:
             self.unstall(stream_id)
-        if not self._windows.spend(self._now()):
-            self._windows.earn(self._sent / 256)
+        windows = self.budgets.windows
+        if not windows.spend(self._now()):
+            windows.earn(self._sent / 256)
             self._sent = 0
-            if not self._windows.spend(self._now()):
+            if not windows.spend(self._now()):
                 self.calm("window_update_flood")
 
     def on_settings(self) -> None:
         """New settings may open windows; look at every stalled stream once."""
         self.settled = True
         self.unstall_all()
-        if not self._settings_frames.spend(self._now()):
+        if not self.budgets.settings.spend(self._now()):
             self.calm("settings_flood")
 
     def on_ping(self) -> None:
         """The engine answers; we count."""
-        if not self._pings.spend(self._now()):
+        if not self.budgets.pings.spend(self._now()):
             self.calm("ping_flood")
 
     def on_oddity(self) -> None:
         """Legal, useless, and not to be repeated endlessly."""
-        if not self._oddities.spend(self._now()):
+        if not self.budgets.oddities.spend(self._now()):
             self.calm("oddity_flood")
 
     def on_end(self, code: int) -> None:

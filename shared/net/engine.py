@@ -88,12 +88,22 @@ class Engine(Protocol):
         """What its calls may raise."""
         ...
 
+    @property
+    def hello(self) -> bytes:
+        """The first bytes to write: preface (client), SETTINGS, window. A server's name ``max_streams`` as the limit,
+        while the engine itself tolerates ``stream_slack`` more."""
+        ...
+
     def receive(self, data: bytes | bytearray | memoryview, /) -> None:
         """Take whole frames (and, on a server, the preface in any pieces) from the peer."""
         ...
 
     def dispatch(self, to: EngineEvents) -> bool:
         """Tell the connection what happened since the last call; false when nothing did."""
+        ...
+
+    def wants_write(self) -> bool:
+        """Whether ``take`` would give bytes or lead to events."""
         ...
 
     def take(self, amount: int, /) -> bytes:
@@ -158,7 +168,7 @@ class Engine(Protocol):
 
 
 def make_engine(role: Role, settings: NetSettings) -> Engine:
-    """An engine of the kind that ``settings.engine`` names, its first SETTINGS and window queued.
+    """An engine of the kind that ``settings.engine`` names.
 
     Raises ValueError for a name that is not known.
     """
@@ -167,3 +177,8 @@ def make_engine(role: Role, settings: NetSettings) -> Engine:
 
         return ngh2_engine(role, settings)
     raise ValueError(f"http2_engine {settings.engine!r} is not known; use 'ngh2'")
+
+
+def goaway_frame(last_stream_id: int, code: int) -> bytes:
+    """A GOAWAY, for when the engine can write none any more."""
+    return b"\0\0\x08\x07\0\0\0\0\0" + last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")

@@ -63,14 +63,16 @@ class Flusher:
 
     def leave(self, last: Flushable | None = None) -> None:
         """Flush everything that was touched, then ``last`` (even if untouched), and close the batch."""
+        rounds = _ROUNDS
         try:
-            for _ in range(_ROUNDS):
+            while rounds:
                 todo = self._todo
                 if todo:
                     self._todo = []
                     for conn in todo:
                         if conn is not last:
                             conn.flush()
+                    rounds -= 1
                 elif last is not None:
                     own, last = last, None
                     own.flush()

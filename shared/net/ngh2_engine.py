@@ -34,7 +34,7 @@ from ngh2 import (
 
 from shared.net import engine as seam
 from shared.net.monomorph import own_copies
-from shared.net.settings import NetSettings
+from shared.net.settings import FRAME_HEADER, NetSettings
 
 _ROUND_ROBIN = Priority(3, True)
 
@@ -46,6 +46,7 @@ class Ngh2Engine:
         "_connection",
         "_events",
         "acknowledge",
+        "hello",
         "ping",
         "queued",
         "receive",
@@ -65,6 +66,7 @@ class Ngh2Engine:
         connection = Connection(Role.SERVER if server else Role.CLIENT, _configuration(settings))
         connection.initiate_connection(_first_settings(server, settings))
         connection.set_local_window_size(settings.connection_window)
+        self.hello = _tell_fewer_streams(connection.data_to_send(), settings) if server else connection.data_to_send()
         self._connection = connection
         self._events = connection.events
         self.receive = connection.receive_data
@@ -103,6 +105,10 @@ class Ngh2Engine:
             except Exception as error:
                 to.on_fault(getattr(event, "stream_id", 0), error)
         return True
+
+    def wants_write(self) -> bool:
+        """Whether there is anything to take."""
+        return self._connection.want_write
 
     def share_fairly(self, stream_id: int) -> None:
         """Round-robin instead of first come, first served. A client's engine has no such choice."""
@@ -163,6 +169,19 @@ def _dispatch_rare(event: object, to: seam.EngineEvents) -> None:
     # here, and SETTINGS acknowledgements of no interest.
 
 
+def _tell_fewer_streams(hello: bytes, settings: NetSettings) -> bytes:
+    """A server's first bytes, with the limit that the peer is to keep in place of the engine's own higher one.
+
+    The engine ends a connection whose peer is one stream over its limit, also when that stream's reset still waits to
+    be written; there is no way to give it a limit other than the one it announces.
+    """
+    length = int.from_bytes(hello[:3], "big")
+    for at in range(FRAME_HEADER, FRAME_HEADER + length, 6):
+        if int.from_bytes(hello[at : at + 2], "big") == Setting.MAX_CONCURRENT_STREAMS:
+            return hello[: at + 2] + settings.max_streams.to_bytes(4, "big") + hello[at + 6 :]
+    raise AssertionError("the engine's first SETTINGS do not name MAX_CONCURRENT_STREAMS")
+
+
 def _configuration(settings: NetSettings) -> Configuration:
     return Configuration(
         auto_window_update=False,
@@ -185,7 +204,7 @@ def _first_settings(server: bool, settings: NetSettings) -> dict[Setting, int]:
         Setting.MAX_HEADER_LIST_SIZE: settings.max_header_bytes,
     }
     if server:
-        values[Setting.MAX_CONCURRENT_STREAMS] = settings.advertised_streams
+        values[Setting.MAX_CONCURRENT_STREAMS] = settings.max_streams + settings.stream_slack
         values[Setting.NO_RFC7540_PRIORITIES] = 1
     else:
         values[Setting.ENABLE_PUSH] = 0

@@ -87,10 +87,11 @@ class Pool(ClientOwner):
 
     def open(self, headers: Headers, sink: ClientSink, end: bool = False) -> ClientStream | None:
         """Open a stream on the least loaded connection; None when none can take it now (``on_room`` tells when)."""
+        ready = self._ready
         while True:
             best: H2ClientProtocol | None = None
             least = 1 << 30
-            for conn in self._ready:
+            for conn in ready:
                 load = len(conn.table)
                 if load < least and load < conn.limit:
                     best, least = conn, load
@@ -99,7 +100,7 @@ class Pool(ClientOwner):
                 return None
             stream = best.open(headers, sink, end)
             if stream is not None:
-                if least >= best.limit * self.settings.grow_at:
+                if least >= best.grow_at:
                     self._grow()
                 return stream
             # It has just turned out to be leaving, and has told us so; try the others.

@@ -9,7 +9,6 @@ from typing import Final
 from shared.errors import Code, LayaError
 from shared.net.align import SURELY_SMALL
 from shared.net.api import CANCEL, NO_ERROR, REFUSED_STREAM, Acceptor, Headers, ServerSink, ServerStream
-from shared.net.budget import Meter
 from shared.net.conn import H2Connection
 from shared.net.counters import NetCounters
 from shared.net.engine import Header, Role
@@ -132,7 +131,6 @@ class H2ServerProtocol(H2Connection):
         "_leaving_at",
         "_most",
         "_on_close",
-        "_resets",
     )
 
     role: Role = "server"
@@ -150,8 +148,7 @@ class H2ServerProtocol(H2Connection):
         super().__init__(settings, flusher, counters)
         self._accept = acceptor
         self._on_close = on_close
-        self._most = settings.max_streams
-        self._resets = Meter(settings.resets, self.heard)
+        self._most = settings.max_streams + settings.stream_slack // 2
         self._leaving_at = 0.0  # when the first GOAWAY went; negative after the second
         self._busy_at = self.heard
         self._busy = 0  # the last stream seen when the clock was looked at
@@ -234,7 +231,7 @@ class H2ServerProtocol(H2Connection):
 
     def on_reset_by_peer(self) -> None:
         """A storm of cancels would become ours towards the nodes: cut it off here."""
-        if not self._resets.spend(self._now()):
+        if not self.budgets.resets.spend(self._now()):
             self.calm("reset_flood")
 
     def on_goaway(self, last_stream_id: int, code: int) -> None:

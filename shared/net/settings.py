@@ -29,8 +29,10 @@ class NetSettings:
     stream_window: int = 64 << 10  # bytes a peer may send on a stream ahead of who takes them
     # Stalled streams may hold at most half of this, or they would stop all others; checked in __post_init__.
     connection_window: int = 128 << 20
-    max_streams: int = 1000  # requests admitted at once on a connection, and opened at once on one of ours
-    advertised_streams: int = 1024  # what the peer is told; more than we admit, so that a slow reset harms nobody
+    max_streams: int = 1000  # requests that a peer is told it may have open at once, and that we open at once on one
+    # The engine allows so many more, and half of these are admitted: a peer that keeps to the limit may count a stream
+    # as over a moment before the engine does, and must not lose its connection for it.
+    stream_slack: int = 24
     max_header_bytes: int = 64 << 10  # what the peer is told (MAX_HEADER_LIST_SIZE)
     hard_header_bytes: int = 256 << 10  # beyond this the connection ends
     max_header_count: int = 2048
@@ -55,7 +57,7 @@ class NetSettings:
 
     connect_timeout: float = 3.0  # from dialling to the peer's SETTINGS
     reconnect_min: float = 0.05  # back-off between dials: doubled from this …
-    reconnect_max: float = 3.0  # … up to this, with jitter
+    reconnect_max: float = 1.0  # … up to this, with jitter
     connections: int = 1  # dialled ahead per address
     max_connections: int = 8  # dialled at most per address
     grow_at: float = 0.75  # share of streams in flight over streams allowed at which one more is dialled
@@ -66,15 +68,16 @@ class NetSettings:
 
     def __post_init__(self) -> None:
         """Refuse sums that could deadlock."""
-        if self.connection_window < 2 * self.max_streams * self.stream_window:
+        least = 2 * (self.max_streams + self.stream_slack) * self.stream_window
+        if self.connection_window < least:
             raise ValueError(
-                f"connection_window {self.connection_window} must be at least twice max_streams times stream_window "
-                f"({2 * self.max_streams * self.stream_window}), or stalled streams stop all others"
+                f"connection_window {self.connection_window} must be at least {least}, twice what all streams may "
+                "hold, or stalled streams stop all others"
             )
         if self.connection_window > (1 << 31) - 1:
             raise ValueError("connection_window must be below 2 GiB (HTTP/2's limit)")
-        if self.advertised_streams <= self.max_streams:
-            raise ValueError("advertised_streams must be above max_streams")
+        if self.stream_slack < 2:
+            raise ValueError("stream_slack must be 2 or more")
         if not 1 <= self.connections <= self.max_connections:
             raise ValueError("connections must be 1 or more and not above max_connections")
 
@@ -84,9 +87,8 @@ class NetSettings:
         streams = max(1, min(server.max_streams_per_connection, 16_000))
         window = 64 << 10
         made = cls(
-            connection_window=max(128 << 20, 2 * streams * window),
+            connection_window=max(128 << 20, 2 * (streams + 24) * window),
             max_streams=streams,
-            advertised_streams=streams + 24,
             max_header_bytes=server.max_header_bytes,
             keepalive_time=server.keepalive_time,
             keepalive_timeout=server.keepalive_timeout,

@@ -89,7 +89,7 @@ class Splice(ServerSink, ClientSink):
             return False
         self.up = up
         self._left = 0
-        if not bare:
+        if early or trailers is not None:
             last = len(early) - 1
             for i, data in enumerate(early):
                 up.send(data, ended and trailers is None and i == last)

@@ -119,8 +119,11 @@ class StreamBase:
         conn = self.conn
         self.local_ended = self.remote_ended = True
         self.reset_code = code
-        with suppress(*conn.engine_errors):  # over in the engine already
-            conn.engine.reset(self.id, code)
+        if conn.paused:
+            conn.late_resets.append((self.id, code))
+        else:
+            with suppress(*conn.engine_errors):  # over in the engine already
+                conn.engine.reset(self.id, code)
         conn.doomed.append(self)
         if not conn.touched:
             conn.flusher.touch(conn)

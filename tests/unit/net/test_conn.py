@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ngh2 import Role
 
 from shared.net.api import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, Headers, ServerStream
-from shared.net.conn import goaway_frame
+from shared.net.engine import goaway_frame
 from shared.net.flusher import Flusher
 from shared.net.server import H2ServerProtocol
 from shared.net.settings import Budget, NetSettings

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from ngh2 import Configuration, Connection, Role
 
 from shared.net.api import CANCEL, NO_ERROR, PROTOCOL_ERROR, REFUSED_STREAM
-from shared.net.engine import Engine, EngineEvents, Role, make_engine
+from shared.net.engine import Engine, EngineEvents, make_engine
 from shared.net.ngh2_engine import Ngh2Engine
 from shared.net.settings import NetSettings
 from tests.support.h2_rig import REQUEST, RESPONSE, TRAILERS
@@ -82,6 +83,10 @@ class Pair:
         self.client: Engine = make_engine("client", settings)
         self.server: Engine = make_engine("server", settings)
         self.c, self.s = Log(), Log()
+        self.server.receive(self.client.hello)
+        self.client.receive(self.server.hello)
+        self.server.dispatch(self.s)
+        self.client.dispatch(self.c)
         self.pump()
         self.c.pop()
         self.s.pop()
@@ -112,10 +117,10 @@ def test_engines_are_made_by_name():
 
 
 @pytest.mark.parametrize("role", ["client", "server"])
-def test_the_first_bytes_announce_the_windows(role: Role):
+def test_the_first_bytes_announce_the_windows(role: Literal["client", "server"]):
     settings = NetSettings()
     engine = make_engine(role, settings)
-    out = engine.take(ALL)
+    out = engine.hello
     assert settings.stream_window.to_bytes(4, "big") in out
     assert (settings.connection_window - 65535).to_bytes(4, "big") in out
     assert engine.local_window() == settings.connection_window
@@ -167,8 +172,8 @@ def test_pings_are_answered_and_counted():
 
 
 def test_the_peers_stream_limit_is_known():
-    pair = Pair(max_streams=5, advertised_streams=7)
-    assert pair.client.peer_max_streams() == 7
+    pair = Pair(max_streams=5, stream_slack=2)
+    assert pair.client.peer_max_streams() == 5
     assert pair.server.peer_max_streams() > 1 << 31
 
 
@@ -287,7 +292,7 @@ def test_trap_trailers_behind_an_empty_body_wait_for_a_shut_window():
 
 def test_trap_a_request_over_the_limit_is_queued_and_forgotten_on_cancel():
     """Why clients count their streams themselves."""
-    pair = Pair(max_streams=1, advertised_streams=2)
+    pair = Pair(max_streams=2)
     for _ in range(2):
         pair.client.request(REQUEST, end_stream=True)
     extra = pair.client.request(REQUEST, end_stream=True)
@@ -296,6 +301,23 @@ def test_trap_a_request_over_the_limit_is_queued_and_forgotten_on_cancel():
     pair.client.reset(extra, CANCEL)
     pair.pump()
     assert pair.c.pop() == []
+
+
+def test_a_server_tolerates_a_few_more_streams_than_it_tells():
+    pair = Pair(max_streams=5, stream_slack=4)
+    assert (5).to_bytes(4, "big") in pair.server.hello
+    raw = Connection(Role.CLIENT, Configuration(peer_max_concurrent_streams=1 << 20))
+    raw.initiate_connection()
+    server = make_engine("server", NetSettings(max_streams=5, stream_slack=4))
+    log = Log()
+    for _ in range(9):
+        raw.send_request(REQUEST, end_stream=True)
+    server.receive(raw.data_to_send())
+    server.dispatch(log)
+    assert len([event for event in log.events if event[0] == "request"]) == 9
+    server.take(ALL)
+    raw.receive_data(server.hello)
+    assert raw.remote_settings[3] == 5
 
 
 def test_a_header_block_too_large_to_send_is_a_local_refusal():

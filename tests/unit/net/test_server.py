@@ -266,40 +266,91 @@ def test_data_after_an_early_answer_is_harmless():
 # Admission.
 
 
+def frames_of_requests(n: int) -> list[bytes]:
+    """Requests with ids of their own, past what a client that keeps to limits would send."""
+    client = Raw(Role.CLIENT)
+    client.take()
+    for _ in range(n):
+        client.request(body=b"x", end=False)
+    return [client.take()]
+
+
 def test_streams_above_the_admitted_number_are_refused_and_the_connection_lives():
-    rig = Served(max_streams=10, advertised_streams=20)
-    for _ in range(15):
-        rig.raw.request(body=b"x", end=False)
-    rig.link.pump()
-    assert rig.conn.streams == 10
-    assert [i for i, seen in rig.raw.streams.items() if seen.reset == REFUSED_STREAM] == [21, 23, 25, 27, 29]
+    rig = Served(max_streams=10, stream_slack=20)
+    rig.raw.connection.data_to_send()
+    greedy = b"".join(frames_of_requests(25))
+    rig.conn.data_received(greedy)
+    rig.link.pull()
+    assert rig.conn.streams == 20
     assert rig.counters.streams_refused == 5
-    rig.heard[0].stream.respond(RESPONSE, end=True)
-    rig.link.pump()
-    rig.raw.request()
-    rig.link.pump()
-    assert rig.conn.streams == 10
     assert not rig.conn.dead
+    rig.heard[0].stream.respond(RESPONSE)
+    rig.heard[0].stream.trailers(TRAILERS)
+    rig.loop.run()
+    assert rig.conn.streams == 19
 
 
 def test_resets_that_have_not_left_do_not_cost_an_innocent_client_the_connection():
-    """The client ends a stream itself while our reset of it waits behind a full transport."""
-    rig = Served(client=server_settings(initial_window_size=1 << 24), max_streams=4, advertised_streams=8)
+    """The client ends its half of an answered stream itself, while our reset of it waits behind a full transport."""
+    rig = Served(client=server_settings(initial_window_size=1 << 24), max_streams=10, stream_slack=2)
     bulk = rig.open(body=b"x", end=False)
-    others = [rig.open(body=b"x", end=False) for _ in range(3)]
+    for _ in range(20):
+        others = [rig.open(body=b"x", end=False) for _ in range(9)]
+        for other in others:
+            other.stream.respond(RESPONSE)
+            other.stream.send(b"y")
+        rig.link.pump()
+        rig.link.wire.room = 1000
+        bulk.stream.respond(RESPONSE)
+        bulk.stream.send(b"y" * 300_000)
+        rig.loop.run()
+        assert rig.conn.paused
+        for other in others:
+            other.stream.trailers(TRAILERS)
+        rig.loop.run()
+        out = rig.link.wire.take()  # resumes: the answers leave, and more of the bulk behind them
+        rig.raw.feed(out)
+        for other in others:
+            seen = rig.raw.streams[other.stream.id]  # type: ignore[attr-defined]
+            if seen.ended and seen.closed is None:
+                rig.raw.connection.end_stream(other.stream.id)  # type: ignore[attr-defined]
+        rig.link.wire.room = None
+        rig.link.pump()
+        assert rig.raw.goaways == []
+        assert rig.conn.streams == 1
+    assert not rig.counters.streams_refused
+
+
+def test_a_reset_made_while_the_transport_is_full_leaves_when_there_is_room():
+    rig = Served(client=server_settings(initial_window_size=1 << 24))
+    bulk, other, third = (rig.open(body=b"x", end=False) for _ in range(3))
     rig.link.wire.room = 1000
     bulk.stream.respond(RESPONSE)
     bulk.stream.send(b"y" * 300_000)
     rig.loop.run()
-    assert rig.conn.paused
-    for other in others:
-        other.stream.respond([*RESPONSE, *TRAILERS], end=True)
-        rig.raw.connection.end_stream(other.stream.id)  # type: ignore[attr-defined]
-    rig.raw.request()
+    other.stream.reset(CANCEL)
+    third.stream.reset(CANCEL)
+    rig.loop.run()
+    rig.raw.connection.reset_stream(third.stream.id, 2)  # type: ignore[attr-defined]
     rig.link.push()
-    assert not rig.conn.dead
+    assert (other.closed, third.closed) == ([CANCEL], [CANCEL])
     rig.link.pump()
-    assert not rig.conn.dead
+    assert rig.raw.streams[3].reset == CANCEL
+    assert rig.raw.streams[5].reset is None
+    assert set(rig.conn.table) == {1}
+
+
+def test_a_peer_that_keeps_to_the_limit_is_never_refused():
+    rig = Served(max_streams=100)
+    for _ in range(10):
+        for _ in range(100):
+            rig.raw.request()
+        rig.link.pump()
+        for heard in rig.heard[-100:]:
+            heard.stream.respond(RESPONSE)
+            heard.stream.trailers(TRAILERS)
+        rig.link.pump()
+    assert (rig.counters.streams_accepted, rig.counters.streams_refused) == (1000, 0)
 
 
 def test_open_and_reset_in_one_packet_leave_nothing_behind():
