@@ -2,7 +2,7 @@
 
 * Between priorities, the lower number goes first, but every ``ageing`` seconds of waiting count as one level. All age
   alike, so the order of two requests never changes while they wait: it is that of ``priority * ageing + arrived``.
-* Within a priority, tenants share by weight (start-time fair queueing over the tokens they were given), so one tenant's
+* Within a priority, tenants share by weight (self-clocked fair queueing over the tokens they ask for), so one tenant's
   thousand requests delay another's single one by one turn.
 * Within a tenant, first come, first served.
 """
@@ -94,7 +94,7 @@ class _Flow:
         self.level = level
         self.tenant = tenant
         self.order = order
-        self.tag = 0.0
+        self.tag = 0.0  # virtual time at which its first ticket's turn ends
         self.tickets: OrderedDict[Ticket, None] = OrderedDict()
 
 
@@ -105,7 +105,7 @@ class _Level:
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        self.clock = 0.0  # virtual time: the tag of the flow served last
+        self.clock = 0.0  # virtual time: the largest tag served
         self.flows: dict[str, _Flow] = {}
         self.active: list[tuple[float, int, _Flow]] = []  # flows with tickets, by tag
         self.fifo: OrderedDict[Ticket, None] = OrderedDict()  # every ticket, by arrival
@@ -153,9 +153,8 @@ class WaitQueue:
         if flow is None:
             self._order += 1
             flow = level.flows[tenant] = _Flow(level, tenant, self._order)
-        if not flow.tickets:
-            # A tenant that was away gets no credit for it, and one that has just had its turn does not get it again.
-            flow.tag = max(flow.tag, level.clock)
+            # A tenant that was away gets no credit for it: its turn ends one request's worth after the present.
+            flow.tag = level.clock + ticket.total / self._weights.get(tenant, 1.0)
             insort(level.active, (flow.tag, flow.order, flow))
         flow.tickets[ticket] = None
         level.fifo[ticket] = None
@@ -179,7 +178,9 @@ class WaitQueue:
             del self._tenants[flow.tenant]
         if not flow.tickets:
             del level.active[bisect_left(level.active, (flow.tag, flow.order, flow))]
-            self._tidy(level)
+            del level.flows[flow.tenant]
+            if not level.fifo:
+                del self._levels[level.priority]
         self.count -= 1
         if not self.count:
             self._last_served = None
@@ -190,11 +191,13 @@ class WaitQueue:
         if flow is None:
             return
         level = flow.level
-        at = bisect_left(level.active, (flow.tag, flow.order, flow))
-        del level.active[at]
         level.clock = max(level.clock, flow.tag)
-        flow.tag += ticket.total / self._weights.get(flow.tenant, 1.0)
-        insort(level.active, (flow.tag, flow.order, flow))
+        if len(flow.tickets) > 1:
+            tickets = iter(flow.tickets)
+            after = next(each for each in tickets if each is not ticket)
+            del level.active[bisect_left(level.active, (flow.tag, flow.order, flow))]
+            flow.tag += after.total / self._weights.get(flow.tenant, 1.0)
+            insort(level.active, (flow.tag, flow.order, flow))
         last, self._last_served = self._last_served, now
         if last is not None:
             gap = max(0.0, now - last)
@@ -240,10 +243,3 @@ class WaitQueue:
 
     def _key(self, ticket: Ticket) -> float:
         return ticket.priority * self._ageing + ticket.arrived
-
-    def _tidy(self, level: _Level) -> None:
-        if not level.fifo:
-            del self._levels[level.priority]
-        elif len(level.flows) > 2 * len(level.active) + 64:
-            # Idle tenants whose turn is past have nothing to remember.
-            level.flows = {name: flow for name, flow in level.flows.items() if flow.tickets or flow.tag > level.clock}
