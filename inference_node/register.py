@@ -26,6 +26,7 @@ from shared.config.loader import redact_url
 from shared.config.schema import Config
 from shared.logging import event
 from shared.store import connect
+from shared.tasks import cancel_all
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -66,8 +67,7 @@ class Registrar:
         """Take the record away, if the store answers in time and the record is still ours."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all([self._task])
         self._task = None
         if not self.up:
             return

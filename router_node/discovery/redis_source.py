@@ -25,6 +25,7 @@ from router_node.discovery.registration import RecordError, Registration
 from shared.config.loader import redact_url
 from shared.logging import event, get
 from shared.store import connect
+from shared.tasks import cancel_all
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -88,9 +89,7 @@ class RedisSource(Source):
         ]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def health(self) -> SourceHealth:
         return self._health
