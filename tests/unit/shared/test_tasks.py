@@ -34,5 +34,6 @@ async def test_finished_tasks_and_their_errors_are_no_trouble() -> None:
         raise ValueError
 
     task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
     assert await cancel_all([task])
     assert isinstance(task.exception(), ValueError)
