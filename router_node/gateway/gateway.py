@@ -46,7 +46,7 @@ class _Route:
 
     def __init__(self, path: bytes) -> None:
         self.label = path.decode()
-        self.opening = request_opening(b"POST", path)
+        self.opening = request_opening(b"POST", path, _CONTENT_TYPE)
 
 
 class Gateway:
@@ -58,7 +58,7 @@ class Gateway:
         self._core = core
         self._ready = ready
         self._cors = Cors(core.settings.cors_origins)
-        self._forward = (names.TRACEPARENT, names.TRACESTATE, *sorted(core.settings.forward_metadata))
+        self._forward = core.settings.forward_metadata | {names.TRACEPARENT, names.TRACESTATE}
         self._routes = {path: _Route(path) for path in TUNNELLED}
         self._cards: dict[str, bytes] = {}
         self._cards_of = b""
@@ -127,9 +127,9 @@ class Gateway:
         merge_peek(peek(body, core.settings.max_n, core.settings.max_max_tokens), fields)
         opening = route.opening
         if len(exchange.target) != len(route.label):
-            opening = request_opening(b"POST", exchange.target)
-        message = request_message(opening, _CONTENT_TYPE, body)
-        forward: Headers = [(name, headers[name]) for name in self._forward if name in headers]
+            opening = request_opening(b"POST", exchange.target, _CONTENT_TYPE)
+        message = request_message(opening, body)
+        forward: Headers = [(name, headers[name]) for name in self._forward.intersection(headers)]
         HttpRelay(TunnelCall(account, exchange, fields, message, forward, extra)).begin(since)
 
     # Answered here.

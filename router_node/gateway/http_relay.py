@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from router_node.dispatch import Reservation
-from router_node.gateway.reply import error_event, error_reply, head_for_client
+from router_node.gateway.reply import error_event, error_reply
 from router_node.gateway.tunnel import ResponseHead, TunnelReader
 from router_node.relay.account import CANCELLED_HTTP, Account, node_lost
 from router_node.relay.fields import Fields
@@ -24,6 +24,9 @@ HOLD: Final = 256 << 10  # bytes of an answer that may be kept until it is whole
 _SPLIT: Final = 16 << 10  # a request body above this is not copied into one piece with its head
 _NOT_BEGUN: Final = frozenset(("DRAINING", "NOT_READY", "QUEUE_FULL", "QUEUE_TIMEOUT"))
 
+_STATUS: Final = (b":status", b"200")
+_GRPC: Final = (b"content-type", CONTENT_TYPE)
+_OK: Final = (b"grpc-status", b"0")
 _TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
 
 _WAITING, _HOLDING, _STREAMING, _OVER = range(4)
@@ -56,7 +59,6 @@ class HttpRelay(ClientSink):
         "_held",
         "_held_size",
         "_reader",
-        "_sse",
         "_state",
         "_stream",
         "_tail",
@@ -71,7 +73,6 @@ class HttpRelay(ClientSink):
         self._state = _WAITING
         self._held: list[bytes] = []
         self._held_size = 0
-        self._sse = False
         self._tail = b""
 
     def begin(self, since: float) -> None:
@@ -167,7 +168,7 @@ class HttpRelay(ClientSink):
 
     def on_response(self, headers: Headers, end: bool) -> None:
         """The tunnel's own headers; the application's come as its first message."""
-        if self._state == _OVER:
+        if self._state == _OVER or (not end and _STATUS in headers and _GRPC in headers):
             return
         error = error_from_trailers(headers) if end else error_from_response(headers)
         if error is None and end:
@@ -210,7 +211,7 @@ class HttpRelay(ClientSink):
         """The end of the body, or why there is none."""
         if self._state == _OVER:
             return
-        error = error_from_trailers(headers)
+        error = None if _OK in headers else error_from_trailers(headers)
         if error is None and (self._state == _WAITING or not self._reader.whole):
             error = LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node ended its answer before it was whole.")
         if error is not None:
@@ -252,12 +253,7 @@ class HttpRelay(ClientSink):
         if head.status in (429, 503) and self._elsewhere(head):
             return False
         account.code = head.status
-        kind = b""
-        for name, value in head.headers:
-            if name == b"content-type":
-                kind = value[:17].lower()
-        self._sse = kind == b"text/event-stream"
-        if kind[:16] == b"application/json":  # of no use before it is whole
+        if head.json:  # of no use before it is whole
             self._state = _HOLDING
         else:
             self._start(head)
@@ -266,7 +262,7 @@ class HttpRelay(ClientSink):
     def _elsewhere(self, head: ResponseHead) -> bool:
         account = self._account
         if head.status == 429:
-            account.refused(_retry_after(head))
+            account.refused(head.retry_after)
         reservation = account.another()
         if reservation is not None:
             self._retry(reservation)
@@ -275,12 +271,13 @@ class HttpRelay(ClientSink):
 
     def _head(self, head: ResponseHead) -> Headers:
         account = self._account
-        out = head_for_client(head.headers)
-        out.append((names.REQUEST_ID, account.request_id))
-        out.append((names.NODE, account.node_id.encode()))
-        out.append((names.ROUTER_TIME, b"%d" % (account.routed * 1e6)))
-        out += self._call.extra
-        return out
+        return [
+            *head.headers,
+            (names.REQUEST_ID, account.request_id),
+            (names.NODE, account.node_id.encode()),
+            (names.ROUTER_TIME, b"%d" % (account.routed * 1e6)),
+            *self._call.extra,
+        ]
 
     def _start(self, head: ResponseHead) -> None:
         self._state = _STREAMING
@@ -337,16 +334,9 @@ class HttpRelay(ClientSink):
         self._leave()
         if state != _STREAMING:
             error_reply(exchange, error, account.request_id, self._call.extra)
-        elif self._sse:
+        elif self._reader.head is not None and self._reader.head.events:
             exchange.write(error_event(error, self._tail))
             exchange.finish()
         else:
             exchange.abort()
         account.end()
-
-
-def _retry_after(head: ResponseHead) -> float | None:
-    for name, value in head.headers:
-        if name == b"retry-after" and value.isdigit() and len(value) < 6:
-            return float(value)
-    return None

@@ -14,27 +14,6 @@ _EXPOSED: Final = (b"access-control-expose-headers", b"x-request-id, retry-after
 _VARY: Final = (b"vary", b"origin")
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
-# Of an application's response these are the connection's or the router's own.
-_NOT_TO_CLIENT: Final = (
-    frozenset(
-        (
-            b"connection",
-            b"content-length",
-            b"date",
-            b"keep-alive",
-            b"proxy-connection",
-            b"server",
-            b"set-cookie",
-            b"te",
-            b"trailer",
-            b"transfer-encoding",
-            b"upgrade",
-        )
-    )
-    | names.ROUTER_SET
-    | {names.NODE, names.REQUEST_ID, names.ROUTER_TIME}
-)
-
 
 def error_reply(exchange: HttpExchange, error: LayaError, request_id: bytes, extra: Headers) -> None:
     """Answer with the OpenAI error object, ``Retry-After`` where a time is known."""
@@ -54,11 +33,6 @@ def error_event(error: LayaError, tail: bytes) -> bytes:
     """
     gap = b"" if not tail or tail.endswith(_EVENT_ENDS) else b"\n\n"
     return gap + b"data: " + error.openai_body() + b"\n\n"
-
-
-def head_for_client(headers: Headers) -> Headers:
-    """An application's response headers without what is not for the client."""
-    return [pair for pair in headers if pair[0] not in _NOT_TO_CLIENT]
 
 
 class Cors:

@@ -7,15 +7,36 @@ Body bytes are handed on as they come, a message that spans many DATA frames inc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from router_node.relay import wire
+from shared import headers as names
 from shared.errors import Code, LayaError
 from shared.net.api import Headers
 
+# Of an application's response these are the connection's or the router's own.
+NOT_TO_CLIENT: Final = (
+    frozenset(
+        (
+            b"connection",
+            b"content-length",
+            b"date",
+            b"keep-alive",
+            b"proxy-connection",
+            b"server",
+            b"set-cookie",
+            b"te",
+            b"trailer",
+            b"transfer-encoding",
+            b"upgrade",
+        )
+    )
+    | names.ROUTER_SET
+    | {names.NODE, names.REQUEST_ID, names.ROUTER_TIME}
+)
 MAX_HEAD: Final = 256 << 10  # bytes of a message that must be whole before it can be read
 _PREFIX: Final = 5
-_BODY: Final = 0x22  # HttpRequest.body
 _PART_BODY: Final = 0x12  # HttpResponse.body
 _PART_HEAD: Final = 0x0A  # HttpResponse.head
 
@@ -24,6 +45,8 @@ def put_varint(value: int) -> bytes:
     """A varint of a non-negative value."""
     if value < 0x80:
         return _SMALL[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -44,26 +67,39 @@ def header_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return bytes(out)
 
 
-def request_opening(method: bytes, target: bytes) -> bytes:
-    """Method and target as the first fields of an ``HttpRequest``; made once for each known route."""
-    return b"\x0a" + put_varint(len(method)) + method + b"\x12" + put_varint(len(target)) + target
+def request_opening(method: bytes, target: bytes, headers: bytes) -> bytes:
+    """The message up to the length of its body; made once for each known route. ``headers`` as ``header_fields``."""
+    start = b"\x0a" + put_varint(len(method)) + method + b"\x12" + put_varint(len(target)) + target
+    return start + headers + b"\x22"
 
 
-def request_message(opening: bytes, headers: bytes, body: bytes) -> bytes:
+def request_message(opening: bytes, body: bytes) -> bytes:
     """The framed message up to where the body begins; the body follows it as it is."""
-    size = put_varint(len(body))
-    length = len(opening) + len(headers) + 1 + len(size) + len(body)
-    return b"\0" + length.to_bytes(4, "big") + opening + headers + b"\x22" + size
+    whole = len(body)
+    size = put_varint(whole)
+    return b"\0" + (len(opening) + len(size) + whole).to_bytes(4, "big") + opening + size
 
 
 class ResponseHead:
-    """Status and headers of a response, names in lower case."""
+    """Status and headers of a response, names in lower case, without those that are not for the client.
 
-    __slots__ = ("headers", "status")
+    Heads are shared between responses that say the same: whoever is given one leaves it as it is.
+    """
 
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: Headers = []
+    __slots__ = ("events", "headers", "json", "retry_after", "status")
+
+    def __init__(self, status: int, headers: Headers) -> None:
+        self.status = status
+        self.headers = [pair for pair in headers if pair[0] not in NOT_TO_CLIENT]
+        kind = b""
+        self.retry_after: float | None = None  # seconds
+        for name, value in headers:
+            if name == b"content-type":
+                kind = value[:17].lower()
+            elif name == b"retry-after" and value.isdigit() and len(value) < 6:
+                self.retry_after = float(value)
+        self.events = kind == b"text/event-stream"
+        self.json = kind[:16] == b"application/json"
 
 
 class TunnelReader:
@@ -126,7 +162,11 @@ class TunnelReader:
                 if size > MAX_HEAD:
                     raise _broken(f"a head of {size} bytes")
                 break
-            self._message(data[start:stop], out)
+            message = data[start:stop]
+            if self.head is None and size <= _SHORT_HEAD and (head := _known_message(message)) is not None:
+                self.head = head
+            else:
+                self._message(message, out)
             at = stop
         if at < end:
             self._held = data[at:] if at else data
@@ -142,7 +182,7 @@ class TunnelReader:
                 pos = wire.skip(message, pos, end, key)
                 if key == _PART_HEAD:
                     if self.head is None:
-                        self.head = _read_head(message[wire.length(message, start)[1] : pos])
+                        self.head = read_head(message[wire.length(message, start)[1] : pos])
                 elif key == _PART_BODY:
                     out.append(message[wire.length(message, start)[1] : pos])
         except (IndexError, wire.Malformed):
@@ -158,22 +198,41 @@ def _body_start(data: bytes, at: int, stop: int) -> int:
     return begin if begin + size == stop else -1
 
 
-def _read_head(raw: bytes) -> ResponseHead:
-    out = ResponseHead()
+def read_head(raw: bytes) -> ResponseHead:
+    """Parse an ``HttpResponseHead``. Raises LayaError INTERNAL for a status that is none."""
+    status = 0
+    headers: Headers = []
     pos, end = 0, len(raw)
     while pos < end:
         key, pos = wire.tag(raw, pos)
         if key == 0x08:
-            out.status, pos = wire.varint(raw, pos)
+            status, pos = wire.varint(raw, pos)
         elif key == 0x12:
             size, pos = wire.length(raw, pos)
-            out.headers.append(_read_header(raw[pos : pos + size]))
+            headers.append(_read_header(raw[pos : pos + size]))
             pos += size
         else:
             pos = wire.skip(raw, pos, end, key)
-    if not 200 <= out.status <= 599:
-        raise _broken(f"status {out.status}")
-    return out
+    if not 200 <= status <= 599:
+        raise _broken(f"status {status}")
+    return ResponseHead(status, headers)
+
+
+# Nearly every response begins with one of very few heads, and parsing one costs more than all the rest of it.
+_SHORT_HEAD: Final = 512  # bytes of a message
+
+
+@lru_cache(256)
+def _known_message(message: bytes) -> ResponseHead | None:
+    """The head of a message that is nothing but a head, else None."""
+    try:
+        key, start = wire.tag(message, 0)
+        size, start = wire.length(message, start)
+        if key != _PART_HEAD or start + size != len(message):
+            return None
+        return read_head(message[start:])
+    except (IndexError, wire.Malformed):
+        return None
 
 
 def _read_header(raw: bytes) -> tuple[bytes, bytes]:

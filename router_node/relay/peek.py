@@ -77,11 +77,11 @@ def peek(body: bytes, max_n: int, max_max_tokens: int) -> Wanted:
     if n is None:
         n = 1
     elif n < 1 or n > max_n:
-        raise invalid(f"The field 'n' is {n}: it must be 1 to {max_n}.", "n")
+        raise _out_of_bounds("n", n, max_n)
     best_of = found.best_of
     if best_of is not None:
         if best_of < 1 or best_of > max_n:
-            raise invalid(f"The field 'best_of' is {best_of}: it must be 1 to {max_n}.", "best_of")
+            raise _out_of_bounds("best_of", best_of, max_n)
         n = max(n, best_of)
     wanted = Wanted(model, found.stream is True, _limit(found, max_max_tokens), n)
     if found.priority is not None:
@@ -94,17 +94,22 @@ def peek(body: bytes, max_n: int, max_max_tokens: int) -> Wanted:
 
 def _limit(found: Peek, most: int) -> int | None:
     """The new tokens asked for; the newer name wins over the older, as in the engine."""
-    limit: int | None = None
-    for name, value in (
-        ("max_tokens", found.max_tokens),
-        ("max_output_tokens", found.max_output_tokens),
-        ("max_completion_tokens", found.max_completion_tokens),
-    ):
-        if value is not None:
-            if value < 1 or value > most:
-                raise invalid(f"The field '{name}' is {value}: it must be 1 to {most}.", name)
-            limit = value
+    limit = found.max_tokens
+    if limit is not None and not 1 <= limit <= most:
+        raise _out_of_bounds("max_tokens", limit, most)
+    if found.max_output_tokens is not None:
+        limit = found.max_output_tokens
+        if not 1 <= limit <= most:
+            raise _out_of_bounds("max_output_tokens", limit, most)
+    if found.max_completion_tokens is not None:
+        limit = found.max_completion_tokens
+        if not 1 <= limit <= most:
+            raise _out_of_bounds("max_completion_tokens", limit, most)
     return limit
+
+
+def _out_of_bounds(name: str, value: int, most: int) -> LayaError:
+    return invalid(f"The field '{name}' is {value}: it must be 1 to {most}.", name)
 
 
 def _prompt(found: Peek, wanted: Wanted) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router_node.gateway.reply import Cors, error_event, error_reply, head_for_client
+from router_node.gateway.reply import Cors, error_event, error_reply
 from shared import headers as names
 from shared.errors import Code, LayaError, exhausted
 from tests.support.fake_http import FakeExchange
@@ -40,19 +40,6 @@ def test_the_error_event_stands_alone_whatever_was_sent_before(tail, gap):
     assert event.startswith(gap + b"data: {")
     assert event.endswith(b"}\n\n")
     assert json.loads(event[len(gap) + 6 :])["error"]["code"] == "node_lost"
-
-
-def test_an_application_s_head_loses_framing_cookies_and_secrets():
-    head = [
-        (b"content-type", b"text/event-stream"),
-        (b"content-length", b"3"),
-        (b"transfer-encoding", b"chunked"),
-        (b"set-cookie", b"a"),
-        (b"server", b"uvicorn"),
-        (names.CLUSTER_TOKEN, b"secret"),
-        (b"x-own", b"1"),
-    ]
-    assert head_for_client(head) == [(b"content-type", b"text/event-stream"), (b"x-own", b"1")]
 
 
 def test_cors_allows_listed_origins_only():

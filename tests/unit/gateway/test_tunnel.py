@@ -18,9 +18,8 @@ headers = st.lists(st.tuples(names, values), max_size=4)
 
 @given(st.binary(max_size=40_000), headers, st.text(max_size=200))
 def test_a_request_is_what_protobuf_reads(body, fields, target):
-    opening = tunnel.request_opening(b"POST", target.encode())
     encoded = tunnel.header_fields([(name.encode(), value.encode()) for name, value in fields])
-    raw = tunnel.request_message(opening, encoded, body) + body
+    raw = tunnel.request_message(tunnel.request_opening(b"POST", target.encode(), encoded), body) + body
     assert raw[0] == 0
     assert int.from_bytes(raw[1:5], "big") == len(raw) - 5
     request = pb.HttpRequest.FromString(raw[5:])
@@ -48,7 +47,8 @@ def test_a_response_is_read_byte_for_byte_however_it_is_cut(status, fields, bodi
     assert reader.whole
     assert reader.head is not None
     assert reader.head.status == status
-    assert reader.head.headers == [(n.encode(), v.encode()) for n, v in fields]
+    kept = [(n.encode(), v.encode()) for n, v in fields if n.encode() not in tunnel.NOT_TO_CLIENT]
+    assert reader.head.headers == kept
 
 
 def test_a_long_body_message_is_handed_on_while_it_arrives():
@@ -90,6 +90,37 @@ def test_what_is_no_tunnel_response_is_an_internal_error(raw):
     with pytest.raises(LayaError) as caught:
         tunnel.TunnelReader().feed(raw)
     assert caught.value.http_status == 500
+
+
+def test_a_head_loses_framing_cookies_and_secrets_and_says_what_kind_it_is():
+    fields = [
+        ("content-type", "Text/Event-Stream; charset=utf-8"),
+        ("content-length", "3"),
+        ("transfer-encoding", "chunked"),
+        ("set-cookie", "a"),
+        ("server", "uvicorn"),
+        ("laya-cluster-token", "secret"),
+        ("retry-after", "7"),
+        ("x-own", "1"),
+    ]
+    reader = tunnel.TunnelReader()
+    reader.feed(_response(200, fields, []))
+    head = reader.head
+    assert head is not None
+    assert head.headers == [
+        (b"content-type", b"Text/Event-Stream; charset=utf-8"),
+        (b"retry-after", b"7"),
+        (b"x-own", b"1"),
+    ]
+    assert (head.events, head.json, head.retry_after) == (True, False, 7.0)
+
+
+def test_a_head_of_any_size_is_read():
+    for size in (10, 600, 100_000):
+        reader = tunnel.TunnelReader()
+        reader.feed(_response(404, [("x-long", "v" * size)], []))
+        assert reader.head is not None
+        assert (reader.head.status, reader.head.headers) == (404, [(b"x-long", b"v" * size)])
 
 
 @given(st.binary(max_size=300))
