@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from shared.client import to_laya_error
+from shared.headers import CLUSTER_TOKEN
 
 
 async def admin_call(address: str, method: str, request: Any, timeout: float = 10.0) -> Any:
-    """Call ``laya.v1.Admin/METHOD`` on the private listener; raises LayaError."""
+    """Call ``laya.v1.Admin/METHOD`` on the private listener; raises LayaError.
+
+    Beyond loopback the listener wants the cluster token, which is taken from ``LAYA_SERVER__CLUSTER_TOKEN``.
+    """
     import grpc
     import grpc.aio
 
     from shared.pb.laya.v1 import admin_pb2_grpc
 
+    token = os.environ.get("LAYA_SERVER__CLUSTER_TOKEN")
+    metadata = ((CLUSTER_TOKEN.decode(), token),) if token else ()
     async with grpc.aio.insecure_channel(address) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
         try:
-            return await getattr(stub, method)(request, timeout=timeout)
+            return await getattr(stub, method)(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as e:
             raise to_laya_error(e) from None

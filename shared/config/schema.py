@@ -99,6 +99,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
+        _need(0.05 <= self.refresh_interval <= 3600, "router.refresh_interval", "must be 0.05 to 3600 seconds")
         _need(self.cache_size >= 16, "router.cache_size", f"must be 16 or more, not {self.cache_size}")
         _need(0 < self.timeout_ms <= 3_600_000, "router.timeout_ms", "must be over 0 and at most 3600000")
         _need(1 <= self.workers <= 256, "router.workers", f"must be 1 to 256, not {self.workers}")
