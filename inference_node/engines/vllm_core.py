@@ -20,7 +20,7 @@ from multiprocessing import connection, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from inference_node.engines.vllm_env import LogStyle
+from inference_node.engines.vllm_env import LogStyle, quick_imports
 
 _SPAWN = multiprocessing.get_context("spawn")
 _KILL_WAIT = 10.0  # seconds for the kernel to reap a killed process
@@ -169,8 +169,9 @@ def _prepare(setup: CoreSetup) -> None:
 def _main(link: connection.Connection, setup: CoreSetup) -> None:
     """Body of an early process: load vLLM, wait for the job, do it."""
     _prepare(setup)
-    for module in setup.preload:
-        importlib.import_module(module)
+    with quick_imports():
+        for module in setup.preload:
+            importlib.import_module(module)
     setup.logs.apply()
     try:
         target, kwargs = link.recv()

