@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from shared import prefix
 from shared.errors import Code, LayaError
 from shared.pb.laya.v1 import inference_pb2 as pb
 from shared.pb.laya.v1 import inference_pb2_grpc as rpc
@@ -151,7 +152,7 @@ class LayaClient:
         ``sampling`` takes the fields of ``SamplingParams``: max_tokens, temperature, top_p, stop, seed, n, ...
         """
         request = _generate_request(prompt, model, priority, structured, sampling)
-        meta = self._metadata(model, session, priority, _prompt_tokens(prompt), request.sampling)
+        meta = self._metadata(model, session, priority, _prompt_tokens(prompt), request.sampling, _prefix(request))
         call = self._stub.Generate(request, timeout=timeout or self._timeout, metadata=meta)
         async with _cancelled_at_exit(call):
             async for message in call:
@@ -170,7 +171,7 @@ class LayaClient:
     ) -> Completion:
         """Complete a prompt in one answer."""
         request = _generate_request(prompt, model, priority, structured, sampling)
-        meta = self._metadata(model, session, priority, _prompt_tokens(prompt), request.sampling)
+        meta = self._metadata(model, session, priority, _prompt_tokens(prompt), request.sampling, _prefix(request))
         call = self._stub.Complete(pb.CompleteRequest(request=request), timeout=timeout or self._timeout, metadata=meta)
         async with _cancelled_at_exit(call):
             answer = await call
@@ -207,7 +208,8 @@ class LayaClient:
             priority=priority,
         )
         size = sum(len(turn.get("content", "").encode()) for turn in turns)
-        meta = self._metadata(model, session, priority, _tokens_of(size), request.sampling)
+        chain = prefix.of_turns(request.messages) if size >= prefix.BLOCK_BYTES // 2 else ()
+        meta = self._metadata(model, session, priority, _tokens_of(size), request.sampling, chain)
         call = self._stub.Chat(request, timeout=timeout or self._timeout, metadata=meta)
         async with _cancelled_at_exit(call):
             async for message in call:
@@ -232,7 +234,13 @@ class LayaClient:
             return list((await call).models)
 
     def _metadata(
-        self, model: str, session: str, priority: int, prompt_tokens: int, sampling: pb.SamplingParams | None
+        self,
+        model: str,
+        session: str,
+        priority: int,
+        prompt_tokens: int,
+        sampling: pb.SamplingParams | None,
+        chain: tuple[int, ...] = (),
     ) -> tuple[tuple[str, str], ...]:
         """The routing fields, so that a router need not scan the message."""
         meta = [*self._fixed, ("laya-model", model), ("laya-prompt-tokens", str(prompt_tokens))]
@@ -240,6 +248,8 @@ class LayaClient:
             meta.append(("laya-session", session or self._session))
         if priority:
             meta.append(("laya-priority", str(priority)))
+        if chain:
+            meta.append(("laya-prefix", prefix.to_header(chain)))
         if sampling is not None and sampling.HasField("max_tokens"):
             meta.append(("laya-max-tokens", str(sampling.max_tokens * max(1, sampling.n))))
         return tuple(meta)
@@ -286,6 +296,13 @@ def _generate_request(
     else:
         request.token_ids.ids.extend(prompt)
     return request
+
+
+def _prefix(request: pb.GenerateRequest) -> tuple[int, ...]:
+    """Hashes of the prompt's blocks, so that the router finds the node that has seen its beginning."""
+    if request.WhichOneof("prompt") == "text":
+        return prefix.of_text(request.text)
+    return prefix.of_ids(request.token_ids) if request.token_ids.ids else ()
 
 
 def _sampling(given: dict[str, Any]) -> pb.SamplingParams:

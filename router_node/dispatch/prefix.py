@@ -11,28 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import xxhash
+from shared.prefix import BLOCK_BYTES, MAX_BLOCKS, hash_blocks
+
+__all__ = ["BLOCK_BYTES", "MAX_BLOCKS", "PrefixMap", "hash_blocks"]
 
 from router_node.dispatch.generations import Generations
-
-BLOCK_BYTES: Final = 512
-MAX_BLOCKS: Final = 64
 
 EPOCH_BITS: Final = 24
 _EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 _LOST_KEPT: Final = 1024
-
-
-def hash_blocks(data: bytes | bytearray | memoryview, seed: int = 0, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
-    """Chained xxh3-64 of the first ``limit`` whole blocks of ``data``; ``seed`` is an unsigned 64-bit number."""
-    view = memoryview(data)
-    digest = xxhash.xxh3_64_intdigest
-    end = min(len(view) // BLOCK_BYTES, limit) * BLOCK_BYTES
-    out = []
-    for start in range(0, end, BLOCK_BYTES):
-        seed = digest(view[start : start + BLOCK_BYTES], seed)
-        out.append(seed)
-    return tuple(out)
 
 
 class PrefixMap:

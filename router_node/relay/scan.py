@@ -15,16 +15,14 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from router_node.dispatch import hash_blocks
-from router_node.relay import wire
 from router_node.relay.fields import MAX_MODEL, Fields, model
 from router_node.relay.peek import Wanted, peek
 from router_node.relay.settings import RelaySettings
+from shared import prefix
 from shared.errors import LayaError, invalid
 from shared.pb.laya.v1 import inference_pb2 as pb
 from shared.pb.laya.v1 import openai_pb2
 
-PREFIX_BYTES: Final = 32 << 10  # prompt bytes that are hashed
 HASH_FROM: Final = 512  # bytes: a shorter prompt has no whole block to hash
 MAX_TURNS: Final = 4096  # chat messages that are looked into
 
@@ -75,7 +73,7 @@ def merge_peek(found: Wanted, into: Fields) -> None:
         into.priority = found.priority
     into.prompt_bytes = found.prompt_bytes
     if not into.prefix and found.prompt_bytes >= HASH_FROM:
-        into.prefix = hash_blocks(found.prompt)
+        into.prefix = prefix.hash_blocks(found.prompt)
 
 
 def _parse(read: Callable[[bytes], M], message: bytes) -> M:
@@ -93,16 +91,14 @@ def _generate(request: pb.GenerateRequest, into: Fields, settings: RelaySettings
         text = request.text
         into.prompt_bytes = size = len(text) if text.isascii() else len(text.encode())
         if size >= HASH_FROM and not into.prefix:
-            into.prefix = hash_blocks(text[:PREFIX_BYTES].encode()[:PREFIX_BYTES])
+            into.prefix = prefix.of_text(text)
     elif kind == "messages":
         _turns(request.messages.messages, into)
     elif kind == "token_ids":
         into.prompt_tokens = len(request.token_ids.ids)
         into.exact = True
         if not into.prefix and into.prompt_tokens >= HASH_FROM // 5:
-            packed = request.token_ids.SerializeToString()
-            start = wire.length(packed, 1)[1]
-            into.prefix = hash_blocks(packed[start : start + PREFIX_BYTES])
+            into.prefix = prefix.of_ids(request.token_ids)
 
 
 def _sampling(found: pb.SamplingParams | None, into: Fields, settings: RelaySettings, where: str) -> None:
@@ -142,12 +138,4 @@ def _turns(messages: Sequence[pb.ChatMessage], into: Fields) -> None:
     into.prompt_bytes = size
     if size < HASH_FROM // 2 or into.prefix:
         return
-    head: list[bytes] = []
-    room = PREFIX_BYTES
-    for turn in islice(messages, MAX_TURNS):
-        raw = turn.SerializeToString()
-        head.append(raw)
-        room -= len(raw)
-        if room <= 0:
-            break
-    into.prefix = hash_blocks(b"".join(head)[:PREFIX_BYTES])
+    into.prefix = prefix.of_turns(islice(messages, MAX_TURNS))

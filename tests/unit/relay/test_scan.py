@@ -15,6 +15,7 @@ from router_node.dispatch import hash_blocks
 from router_node.relay import scan
 from router_node.relay.fields import Fields
 from router_node.relay.settings import RelaySettings
+from shared import prefix
 from shared.errors import Code, LayaError
 from shared.pb.laya.v1 import inference_pb2 as pb
 from shared.pb.laya.v1 import openai_pb2
@@ -221,7 +222,7 @@ def test_a_model_s_name_has_a_limit():
 def test_prefixes_are_hashed_over_text_turns_and_packed_ids_within_bounds():
     text = "héllo " * 20_000
     found = read(scan.scan_generate, pb.GenerateRequest(text=text).SerializeToString())
-    assert found.prefix == hash_blocks(text.encode()[: scan.PREFIX_BYTES])
+    assert found.prefix == hash_blocks(text.encode()[: prefix.PREFIX_BYTES])
     turns = [pb.ChatMessage(role="user", content="x" * 700), pb.ChatMessage(role="assistant", content="y" * 700)]
     longer = [*turns, pb.ChatMessage(role="user", content="z" * 50_000)]
     raw = b"".join(turn.SerializeToString() for turn in turns)
