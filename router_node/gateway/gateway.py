@@ -8,14 +8,14 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from router_node.gateway.http_relay import HttpRelay, TunnelCall
+from router_node.gateway.http_relay import HttpRelay
 from router_node.gateway.reply import JSON, Cors, error_reply
 from router_node.gateway.tunnel import header_fields, request_message, request_opening
 from router_node.relay import fields as routing
 from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
+from router_node.relay.fields import Fields
 from router_node.relay.peek import peek
-from router_node.relay.scan import merge_peek
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.ids import sane_request_id
@@ -123,14 +123,20 @@ class Gateway:
                 "The body is compressed, which is not supported: send it without content-encoding.",
                 http_status=415,
             )
-        fields = _routing_fields(headers)
-        merge_peek(peek(body, core.settings.max_n, core.settings.max_max_tokens), fields)
+        fields = Fields()
+        session = headers.get(names.SESSION) or headers.get(b"x-session-id")
+        if session:
+            fields.session = routing.session(session, "laya-session")
+        priority = headers.get(names.PRIORITY)
+        if priority is not None:
+            fields.priority = routing.priority(priority, "laya-priority")
+            fields.named = True
+        peek(body, fields, core.settings)
         opening = route.opening
         if len(exchange.target) != len(route.label):
             opening = request_opening(b"POST", exchange.target, _CONTENT_TYPE)
-        message = request_message(opening, body)
         forward: Headers = [(name, headers[name]) for name in self._forward.intersection(headers)]
-        HttpRelay(TunnelCall(account, exchange, fields, message, forward, extra)).begin(since)
+        HttpRelay(account, exchange, request_message(opening, body), forward, extra).begin(fields, since)
 
     # Answered here.
 
@@ -211,18 +217,3 @@ class _Cards(msgspec.Struct):
 
 class _Id(msgspec.Struct):
     id: str
-
-
-def _routing_fields(headers: dict[bytes, bytes]) -> routing.Fields:
-    """What headers say about where the request should run. Raises LayaError for a malformed one."""
-    out = routing.Fields()
-    session = headers.get(names.SESSION)
-    if session is None:
-        session = headers.get(b"x-session-id")
-    if session is not None:
-        out.session = routing.session(session, "laya-session")
-    priority = headers.get(names.PRIORITY)
-    if priority is not None:
-        out.priority = routing.priority(priority, "laya-priority")
-        out.named = True
-    return out

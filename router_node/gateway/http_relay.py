@@ -32,54 +32,47 @@ _TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
 _WAITING, _HOLDING, _STREAMING, _OVER = range(4)
 
 
-class TunnelCall:
-    """What every attempt at a request shares. ``message`` is the framed request up to its body."""
-
-    __slots__ = ("account", "exchange", "extra", "fields", "forward", "losses", "message")
-
-    def __init__(
-        self, account: Account, exchange: HttpExchange, fields: Fields, message: bytes, forward: Headers, extra: Headers
-    ) -> None:
-        self.account = account
-        self.exchange = exchange
-        self.fields = fields
-        self.message = message
-        self.forward = forward
-        self.extra = extra
-        self.losses = 0
-
-
 class HttpRelay(ClientSink):
-    """One attempt: a node's stream and the client's exchange. Another attempt is another object."""
+    """One attempt at a request: a node's stream and the client's exchange. Another attempt is another object.
+
+    ``message`` is the framed request up to its body, ``forward`` the client's headers that pass to the node, ``extra``
+    headers of every answer.
+    """
 
     __slots__ = (
         "_account",
-        "_call",
         "_exchange",
+        "_extra",
+        "_forward",
         "_held",
-        "_held_size",
+        "_lost",
+        "_message",
         "_reader",
         "_state",
         "_stream",
         "_tail",
     )
 
-    def __init__(self, call: TunnelCall) -> None:
-        self._call = call
-        self._account = call.account
-        self._exchange = call.exchange
+    def __init__(
+        self, account: Account, exchange: HttpExchange, message: bytes, forward: Headers, extra: Headers
+    ) -> None:
+        self._account = account
+        self._exchange = exchange
+        self._message = message
+        self._forward = forward
+        self._extra = extra
         self._reader = TunnelReader()
         self._stream: ClientStream | None = None
-        self._state = _WAITING
-        self._held: list[bytes] = []
-        self._held_size = 0
+        self._held: list[bytes] | None = None
         self._tail = b""
+        self._state = _WAITING
+        self._lost = False
 
-    def begin(self, since: float) -> None:
+    def begin(self, fields: Fields, since: float) -> None:
         """Route the request. Raises LayaError when no node can take it; the caller answers then."""
         account = self._account
         self._exchange.on_abort = self._client_gone
-        reservation = account.submit(self._call.fields, self._granted, self.refuse)
+        reservation = account.submit(fields, self._on_grant, self.refuse)
         if reservation is None:
             account.worked = account.core.clock() - since
         else:
@@ -87,37 +80,43 @@ class HttpRelay(ClientSink):
 
     # To a node.
 
-    def _granted(self, reservation: Reservation) -> None:
+    def _on_grant(self, reservation: Reservation) -> None:
+        """The dispatcher found room after a wait."""
         since = self._account.core.clock()
         self._account.granted(reservation)
         self._go(reservation, since)
 
     def _go(self, chosen: Reservation, since: float) -> None:
-        call, account = self._call, self._account
-        core = account.core
+        """Open the node's stream; where that node has no connection, another one's."""
+        account = self._account
         reservation: Reservation | None = chosen
         while reservation is not None:
             upstream = reservation.node.upstream
-            stream: ClientStream | None = None
             if upstream is not None:
-                stream = upstream.open(core.node_headers(_TUNNEL, account, reservation, call.forward), self)
-            if stream is not None:
-                self._stream = stream
-                body = call.exchange.body
-                if len(body) > _SPLIT:
-                    stream.send(call.message)
-                    stream.send(body, end=True)
-                else:
-                    stream.send(call.message + body, end=True)
-                account.sent(since)
-                return
-            core.metrics.count("node_unreachable")
+                headers = account.core.node_headers(_TUNNEL, account, reservation, self._forward)
+                stream: ClientStream | None = upstream.open(headers, self)
+                if stream is not None:
+                    self._stream = stream
+                    body = self._exchange.body
+                    if len(body) > _SPLIT:
+                        stream.send(self._message)
+                        stream.send(body, True)
+                    else:
+                        stream.send(self._message + body, True)
+                    account.sent(since)
+                    return
+            account.core.metrics.count("node_unreachable")
             reservation = account.another()
         self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
 
+    def _successor(self) -> HttpRelay:
+        """Another attempt: late calls for this one's stream must not reach it."""
+        made = HttpRelay(self._account, self._exchange, self._message, self._forward, self._extra)
+        made._lost = self._lost
+        return made
+
     def _retry(self, reservation: Reservation) -> None:
-        """Go on with another object: late calls for this stream must not reach the next one."""
-        successor = HttpRelay(self._call)
+        successor = self._successor()
         self._exchange.on_abort = successor._client_gone
         self._leave()
         successor._go(reservation, self._account.core.clock())
@@ -127,9 +126,9 @@ class HttpRelay(ClientSink):
         account = self._account
         if account.attempts >= account.core.settings.max_attempts:
             return False
-        successor = HttpRelay(self._call)
+        successor = self._successor()
         try:
-            reservation = account.wait_again(successor._granted, successor.refuse)
+            reservation = account.wait_again(successor._on_grant, successor.refuse)
         except LayaError:
             return False
         self._exchange.on_abort = successor._client_gone
@@ -181,45 +180,46 @@ class HttpRelay(ClientSink):
         stream = self._stream
         if stream is None:
             return
+        size = len(data)
         try:
             body = self._reader.feed(data)
         except LayaError as error:
-            stream.consumed(len(data))
+            stream.consumed(size)
             self._node_failed(error)
-            return
-        if self._state == _STREAMING:
-            size = len(body)
-            stream.consumed(len(data) - size)
-            if size:
-                self._write(body)
             return
         if self._state == _WAITING:
             head = self._reader.head
             if head is None or not self._answer(head):
-                stream.consumed(len(data))
+                stream.consumed(size)
                 return
-        if self._state == _HOLDING:
-            stream.consumed(len(data))
+        if self._state == _STREAMING:
+            size -= len(body)  # the body's own bytes are acknowledged once the client has taken them
             if body:
-                self._hold(body)
-            return
-        stream.consumed(len(data) - len(body))
-        if body:
-            self._write(body)
+                self._account.bytes_out += len(body)
+                self._tail = body
+                self._exchange.write(body)
+        elif body:
+            self._hold(body)
+        stream.consumed(size)
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the body, or why there is none."""
-        if self._state == _OVER:
+        state = self._state
+        if state == _OVER:
             return
+        reader = self._reader
         error = None if _OK in headers else error_from_trailers(headers)
-        if error is None and (self._state == _WAITING or not self._reader.whole):
+        if error is None and (state == _WAITING or not reader.whole):
             error = LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node ended its answer before it was whole.")
         if error is not None:
             self._node_failed(error)
             return
-        state, self._state = self._state, _OVER
-        if state == _HOLDING:
-            self._respond()
+        self._state = _OVER
+        if state == _HOLDING and reader.head is not None:
+            held = self._held
+            body = b"" if held is None else held[0] if len(held) == 1 else b"".join(held)
+            self._account.bytes_out = len(body)
+            self._exchange.respond(reader.head.status, self._head(reader.head), body)
         else:
             self._exchange.finish()
         self._account.end()
@@ -229,11 +229,11 @@ class HttpRelay(ClientSink):
         self._stream = None
         if self._state == _OVER:
             return
-        call, account = self._call, self._account
+        account, again = self._account, self._lost
+        self._lost = True
         account.core.metrics.count("node_lost")
-        call.losses += 1
         untouched = self._state != _STREAMING
-        if untouched and call.losses == 1 and (unprocessed or code == CANCEL):
+        if untouched and not again and (unprocessed or code == CANCEL):
             reservation = account.another()
             if reservation is not None:
                 self._retry(reservation)
@@ -249,10 +249,10 @@ class HttpRelay(ClientSink):
 
     def _answer(self, head: ResponseHead) -> bool:
         """Begin the answer; False when the request went on to another node instead."""
-        account = self._account
-        if head.status in (429, 503) and self._elsewhere(head):
+        status = head.status
+        if (status == 429 or status == 503) and self._elsewhere(head):
             return False
-        account.code = head.status
+        self._account.code = status
         if head.json:  # of no use before it is whole
             self._state = _HOLDING
         else:
@@ -276,7 +276,7 @@ class HttpRelay(ClientSink):
             (names.REQUEST_ID, account.request_id),
             (names.NODE, account.node_id.encode()),
             (names.ROUTER_TIME, b"%d" % (account.routed * 1e6)),
-            *self._call.extra,
+            *self._extra,
         ]
 
     def _start(self, head: ResponseHead) -> None:
@@ -286,55 +286,45 @@ class HttpRelay(ClientSink):
         exchange.start(head.status, self._head(head))
 
     def _hold(self, body: bytes) -> None:
-        self._held.append(body)
-        self._held_size += len(body)
-        head = self._reader.head
-        if self._held_size > HOLD and head is not None:
-            self._start(head)
-            for part in self._held:
-                self._exchange.write(part)
-            self._account.bytes_out = self._held_size
-            self._held = []
-
-    def _respond(self) -> None:
-        head = self._reader.head
         held = self._held
-        if head is not None:
-            body = held[0] if len(held) == 1 else b"".join(held)
-            self._account.bytes_out = len(body)
-            self._exchange.respond(head.status, self._head(head), body)
-
-    def _write(self, body: bytes) -> None:
-        self._account.bytes_out += len(body)
-        self._tail = body
-        self._exchange.write(body)
+        if held is None:
+            self._held = [body]
+            return
+        held.append(body)
+        account, head = self._account, self._reader.head
+        account.bytes_out = size = sum(map(len, held))
+        if size > HOLD and head is not None:
+            self._held = None
+            self._start(head)
+            for part in held:
+                self._exchange.write(part)
 
     def _node_failed(self, error: LayaError) -> None:
         """The node said why it cannot answer, or said nothing that makes sense."""
         account = self._account
-        if self._state != _STREAMING:
-            if error.code == Code.RESOURCE_EXHAUSTED:
+        full = error.code == Code.RESOURCE_EXHAUSTED
+        if self._state != _STREAMING and (full or (error.code == Code.UNAVAILABLE and error.reason in _NOT_BEGUN)):
+            if full:
                 account.refused(error.retry_after)
-            if error.code == Code.RESOURCE_EXHAUSTED or (error.code == Code.UNAVAILABLE and error.reason in _NOT_BEGUN):
-                reservation = account.another()
-                if reservation is not None:
-                    self._retry(reservation)
-                    return
-                if error.code == Code.RESOURCE_EXHAUSTED and self._wait_again():
-                    return
+            reservation = account.another()
+            if reservation is not None:
+                self._retry(reservation)
+                return
+            if full and self._wait_again():
+                return
         self.refuse(error)
 
     def refuse(self, error: LayaError) -> None:
         """End the request with an error in the form that what was sent before allows."""
         if self._state == _OVER:
             return
-        exchange, account = self._exchange, self._account
+        exchange, account, head = self._exchange, self._account, self._reader.head
         account.failed(error, http=True)
         state = self._state
         self._leave()
         if state != _STREAMING:
-            error_reply(exchange, error, account.request_id, self._call.extra)
-        elif self._reader.head is not None and self._reader.head.events:
+            error_reply(exchange, error, account.request_id, self._extra)
+        elif head is not None and head.events:
             exchange.write(error_event(error, self._tail))
             exchange.finish()
         else:

@@ -37,6 +37,8 @@ NOT_TO_CLIENT: Final = (
 )
 MAX_HEAD: Final = 256 << 10  # bytes of a message that must be whole before it can be read
 _PREFIX: Final = 5
+_COMPRESSED: Final = 1 << 32  # a prefix read as one number is at least this when its flag is set
+_FIELD: Final = 11  # bytes of a field's tag and length at most
 _PART_BODY: Final = 0x12  # HttpResponse.body
 _PART_HEAD: Final = 0x0A  # HttpResponse.head
 
@@ -126,36 +128,28 @@ class TunnelReader:
                 self._left = left - size
                 return data
             self._left = 0
-            return data[:left] + self._read(data[left:])
+            return data[:left] + self.feed(data[left:])
         if self._held:
             data = self._held + data
             self._held = b""
-        return self._read(data)
-
-    def _read(self, data: bytes) -> bytes:
-        out: list[bytes] = []
+        out = b""
         at, end = 0, len(data)
         while at < end:
             start = at + _PREFIX
-            if start >= end:
-                if start > end or data[at + 1 : start] != b"\0\0\0\0":
-                    break
-                at = start  # an empty message
-                continue
-            if data[at]:
+            if start > end:
+                break
+            size = int.from_bytes(data[at:start], "big")
+            if size >= _COMPRESSED:
                 raise _broken("a compressed message")
-            size = int.from_bytes(data[at + 1 : start], "big")
             stop = start + size
-            if data[start] == _PART_BODY and size:
-                body = _body_start(data, start + 1, stop)
-                if body < 0 and stop > end and end - start < 12:
-                    break  # the length itself is cut
-                if body >= 0:
+            # A message that is one body field, as nearly all are: its bytes go on as they come.
+            if end - start > _FIELD or stop <= end:
+                body = _only_body(data, start, stop)
+                if body:
                     if stop > end:
                         self._left = stop - end
-                        out.append(data[body:])
-                        return b"".join(out)
-                    out.append(data[body:stop])
+                        return out + data[body:]
+                    out = out + data[body:stop] if out else data[body:stop]
                     at = stop
                     continue
             if stop > end:
@@ -166,14 +160,15 @@ class TunnelReader:
             if self.head is None and size <= _SHORT_HEAD and (head := _known_message(message)) is not None:
                 self.head = head
             else:
-                self._message(message, out)
+                out += self._message(message)
             at = stop
         if at < end:
             self._held = data[at:] if at else data
-        return out[0] if len(out) == 1 else b"".join(out)
+        return out
 
-    def _message(self, message: bytes, out: list[bytes]) -> None:
-        """A message that is not just one body field: the head, as a rule."""
+    def _message(self, message: bytes) -> bytes:
+        """A message of any form: keep its head, return its body."""
+        body = b""
         pos, end = 0, len(message)
         try:
             while pos < end:
@@ -184,18 +179,30 @@ class TunnelReader:
                     if self.head is None:
                         self.head = read_head(message[wire.length(message, start)[1] : pos])
                 elif key == _PART_BODY:
-                    out.append(message[wire.length(message, start)[1] : pos])
+                    body = message[wire.length(message, start)[1] : pos]
         except (IndexError, wire.Malformed):
             raise _broken("a malformed message") from None
+        return body
 
 
-def _body_start(data: bytes, at: int, stop: int) -> int:
-    """Where the body begins when the field whose length is at ``at`` ends with its message at ``stop``; else -1."""
-    try:
-        size, begin = wire.varint(data, at)
-    except (IndexError, wire.Malformed):
-        return -1
-    return begin if begin + size == stop else -1
+def _only_body(data: bytes, start: int, stop: int) -> int:
+    """Where the body begins in a message from ``start`` to ``stop`` that is one body field; 0 when it is not."""
+    if stop == start or data[start] != _PART_BODY:
+        return 0
+    size = data[start + 1]
+    if size < 0x80:
+        begin = start + 2
+    else:
+        high = data[start + 2]
+        if high < 0x80:
+            size = size & 0x7F | high << 7
+            begin = start + 3
+        else:
+            try:
+                size, begin = wire.varint(data, start + 1)
+            except wire.Malformed:
+                return 0
+    return begin if begin + size == stop else 0
 
 
 def read_head(raw: bytes) -> ResponseHead:

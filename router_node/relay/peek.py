@@ -11,11 +11,12 @@ from typing import Final
 
 import msgspec
 
+from router_node.relay.fields import MAX_MODEL, Fields
+from router_node.relay.settings import RelaySettings
 from shared.errors import Code, LayaError, invalid
+from shared.prefix import BLOCK_BYTES, PREFIX_BYTES, hash_blocks
 
-PREFIX_BYTES: Final = 32 << 10  # prompt bytes kept for prefix hashing
 _MEDIA_BYTES: Final = 4096  # what one inline image or sound counts for in the prompt's length
-_MAX_MODEL: Final = 256
 _EMPTY: Final = msgspec.Raw(b"")
 
 
@@ -37,31 +38,16 @@ class Peek(msgspec.Struct):
     documents: msgspec.Raw = _EMPTY
 
 
-class Wanted:
-    """What a request asks for. ``max_tokens`` counts one completion, None where the node's default applies.
-
-    ``prompt`` is the head of the prompt's JSON, for prefix hashing; ``prompt_bytes`` its whole length.
-    """
-
-    __slots__ = ("max_tokens", "model", "n", "priority", "prompt", "prompt_bytes", "stream")
-
-    def __init__(self, model: str, stream: bool, max_tokens: int | None, n: int) -> None:
-        self.model = model
-        self.stream = stream
-        self.max_tokens = max_tokens
-        self.n = n
-        self.priority: int | None = None
-        self.prompt = b""
-        self.prompt_bytes = 0
-
-
 _decode = msgspec.json.Decoder(Peek).decode
 _FIELD = re.compile(r"\$\.(\w+)").search
 _INT32: Final = 2**31
 
 
-def peek(body: bytes, max_n: int, max_max_tokens: int) -> Wanted:
-    """Read a request body. Raises LayaError INVALID_ARGUMENT that names the field that is wrong or missing."""
+def peek(body: bytes, into: Fields, settings: RelaySettings) -> None:
+    """Complete the fields with what a request body says; what metadata or headers named stays.
+
+    Raises LayaError INVALID_ARGUMENT that names the field that is wrong or missing.
+    """
     try:
         found = _decode(body)
     except msgspec.ValidationError as error:
@@ -71,25 +57,28 @@ def peek(body: bytes, max_n: int, max_max_tokens: int) -> Wanted:
     model = found.model
     if not model:
         raise invalid("The field 'model' is missing: name the model to use; GET /v1/models lists them.", "model")
-    if len(model) > _MAX_MODEL:
-        raise invalid(f"The field 'model' is {len(model)} characters long: at most {_MAX_MODEL} are allowed.", "model")
+    if len(model) > MAX_MODEL:
+        raise invalid(f"The field 'model' is {len(model)} characters long: at most {MAX_MODEL} are allowed.", "model")
+    if not into.model:
+        into.model = model
     n = found.n
     if n is None:
         n = 1
-    elif n < 1 or n > max_n:
-        raise _out_of_bounds("n", n, max_n)
-    best_of = found.best_of
-    if best_of is not None:
-        if best_of < 1 or best_of > max_n:
-            raise _out_of_bounds("best_of", best_of, max_n)
-        n = max(n, best_of)
-    wanted = Wanted(model, found.stream is True, _limit(found, max_max_tokens), n)
-    if found.priority is not None:
+    elif not 1 <= n <= settings.max_n:
+        raise _out_of_bounds("n", n, settings.max_n)
+    if found.best_of is not None:
+        if not 1 <= found.best_of <= settings.max_n:
+            raise _out_of_bounds("best_of", found.best_of, settings.max_n)
+        n = max(n, found.best_of)
+    into.n = n
+    limit = _limit(found, settings.max_max_tokens)
+    if limit is not None and not into.max_new_tokens:
+        into.max_new_tokens = limit * n
+    if found.priority is not None and not into.named:
         if not -_INT32 <= found.priority < _INT32:
             raise invalid("The field 'priority' must fit into 32 bits.", "priority")
-        wanted.priority = found.priority
-    _prompt(found, wanted)
-    return wanted
+        into.priority = found.priority
+    _prompt(found, into)
 
 
 def _limit(found: Peek, most: int) -> int | None:
@@ -112,16 +101,17 @@ def _out_of_bounds(name: str, value: int, most: int) -> LayaError:
     return invalid(f"The field '{name}' is {value}: it must be 1 to {most}.", name)
 
 
-def _prompt(found: Peek, wanted: Wanted) -> None:
+def _prompt(found: Peek, into: Fields) -> None:
     # Only one of the first three is there in a sane request. The engine judges the rest.
     raw: msgspec.Raw = found.messages or found.prompt or found.input
-    if raw:
-        view = memoryview(raw)
-        size = len(view)
-        wanted.prompt = bytes(view[:PREFIX_BYTES])
-        wanted.prompt_bytes = size if size <= PREFIX_BYTES else size - _media(bytes(view))
-    else:
-        wanted.prompt_bytes = len(memoryview(found.query)) + len(memoryview(found.documents))
+    if not raw:
+        into.prompt_bytes = len(memoryview(found.query)) + len(memoryview(found.documents))
+        return
+    view = memoryview(raw)
+    size = len(view)
+    into.prompt_bytes = size if size <= PREFIX_BYTES else size - _media(bytes(view))
+    if size >= BLOCK_BYTES and not into.prefix:
+        into.prefix = hash_blocks(view[:PREFIX_BYTES])
 
 
 def _media(raw: bytes) -> int:

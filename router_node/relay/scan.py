@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from router_node.relay.fields import MAX_MODEL, Fields, model
-from router_node.relay.peek import Wanted, peek
+from router_node.relay.peek import peek
 from router_node.relay.settings import RelaySettings
 from shared import prefix
 from shared.errors import LayaError, invalid
@@ -59,21 +59,7 @@ def scan_embed(message: bytes, into: Fields, settings: RelaySettings) -> None:
 def scan_tunnel(message: bytes, into: Fields, settings: RelaySettings) -> None:
     """Read the JSON body of an ``HttpRequest``."""
     body = _parse(openai_pb2.HttpRequest.FromString, message).body
-    merge_peek(peek(body, settings.max_n, settings.max_max_tokens), into)
-
-
-def merge_peek(found: Wanted, into: Fields) -> None:
-    """Complete the fields with what an OpenAI request's JSON says; what metadata or headers named stays."""
-    if not into.model:
-        into.model = found.model
-    into.n = found.n
-    if not into.max_new_tokens and found.max_tokens is not None:
-        into.max_new_tokens = found.max_tokens * found.n
-    if not into.named and found.priority is not None:
-        into.priority = found.priority
-    into.prompt_bytes = found.prompt_bytes
-    if not into.prefix and found.prompt_bytes >= HASH_FROM:
-        into.prefix = prefix.hash_blocks(found.prompt)
+    peek(body, into, settings)
 
 
 def _parse(read: Callable[[bytes], M], message: bytes) -> M:

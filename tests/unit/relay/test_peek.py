@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_node.relay.peek import PREFIX_BYTES, peek
+from router_node.relay.fields import Fields
+from router_node.relay.peek import peek
+from router_node.relay.settings import RelaySettings
 from shared.errors import Code, LayaError
+from shared.prefix import PREFIX_BYTES, hash_blocks
+
+SETTINGS = replace(RelaySettings(), max_n=16, max_max_tokens=1000)
 
 
-def _peek(value: object, max_n: int = 16, max_max_tokens: int = 1000):
-    body = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return peek(body, max_n, max_max_tokens)
+def _peek(value: object) -> Fields:
+    into = Fields()
+    peek(value if isinstance(value, bytes) else json.dumps(value).encode(), into, SETTINGS)
+    return into
 
 
 def test_the_fields_that_route_are_read():
@@ -29,25 +36,31 @@ def test_the_fields_that_route_are_read():
             "priority": -4,
         }
     )
-    assert (found.model, found.stream, found.max_tokens, found.n, found.priority) == ("m", True, 7, 2, -4)
-    assert json.loads(found.prompt) == [{"role": "user", "content": "hi"}]
-    assert found.prompt_bytes == len(found.prompt)
+    assert (found.model, found.max_new_tokens, found.n, found.priority) == ("m", 14, 2, -4)
+    assert found.prompt_bytes == len(json.dumps([{"role": "user", "content": "hi"}]))
+
+
+def test_what_headers_named_stays():
+    into = Fields()
+    into.priority, into.named, into.prefix = 3, True, (9,)
+    peek(json.dumps({"model": "m", "priority": -4, "prompt": "x" * 2000}).encode(), into, SETTINGS)
+    assert (into.priority, into.prefix) == (3, (9,))
 
 
 def test_nulls_count_as_absent():
     found = _peek({"model": "m", "max_tokens": None, "n": None, "stream": None, "priority": None, "prompt": "x"})
-    assert (found.max_tokens, found.n, found.stream, found.priority) == (None, 1, False, None)
+    assert (found.max_new_tokens, found.n, found.priority) == (0, 1, 0)
 
 
 def test_the_newer_name_of_the_limit_wins_and_best_of_counts():
     found = _peek({"model": "m", "max_tokens": 5, "max_completion_tokens": 9, "best_of": 4, "n": 2})
-    assert (found.max_tokens, found.n) == (9, 4)
-    assert _peek({"model": "m", "max_output_tokens": 3, "input": "x"}).max_tokens == 3
+    assert (found.max_new_tokens, found.n) == (36, 4)
+    assert _peek({"model": "m", "max_output_tokens": 3, "input": "x"}).max_new_tokens == 3
 
 
-def test_the_prompt_kept_for_hashing_is_bounded_and_inline_media_is_not_taken_for_text():
+def test_the_hashed_part_is_bounded_and_inline_media_is_not_taken_for_text():
     found = _peek({"model": "m", "prompt": "x" * 100_000})
-    assert len(found.prompt) == PREFIX_BYTES
+    assert found.prefix == hash_blocks(('"' + "x" * 100_000).encode()[:PREFIX_BYTES])
     assert found.prompt_bytes == 100_002
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
     found = _peek({"model": "m", "messages": [{"role": "user", "content": [image, image]}]})
