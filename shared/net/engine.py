@@ -176,7 +176,11 @@ def make_engine(role: Role, settings: NetSettings) -> Engine:
         from shared.net.ngh2_engine import ngh2_engine
 
         return ngh2_engine(role, settings)
-    raise ValueError(f"http2_engine {settings.engine!r} is not known; use 'ngh2'")
+    if settings.engine == "h2":
+        from shared.net.h2_engine import h2_engine
+
+        return h2_engine(role, settings)
+    raise ValueError(f"http2_engine {settings.engine!r} is not known; use 'ngh2' or 'h2'")
 
 
 def goaway_frame(last_stream_id: int, code: int) -> bytes:

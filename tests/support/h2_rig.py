@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import heapq
+import inspect
 import itertools
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import ngh2
+import pytest
 from ngh2 import Configuration, Connection, Role, Setting
 
 from shared.net.api import ClientSink, ClientStream, Headers, ServerSink, ServerStream
+from shared.net.settings import NetSettings
 
 Header = tuple[bytes, bytes]
 REQUEST: Headers = [
@@ -24,6 +28,25 @@ REQUEST: Headers = [
 ]
 RESPONSE: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 TRAILERS: Headers = [(b"grpc-status", b"0")]
+
+
+class UnderTest:
+    """Which engine the connections of the running test are on; set by the fixture ``engine_name``."""
+
+    engine = "ngh2"
+
+
+def net_settings(**changes: Any) -> NetSettings:
+    """Settings for a connection under test."""
+    return NetSettings(**{"engine": UnderTest.engine, **changes})
+
+
+def replace_call(patch: pytest.MonkeyPatch, engine: Any, name: str, call: Callable[..., Any]) -> None:
+    """Have a test's function stand in for one of an engine's calls, wherever that engine keeps it."""
+    if isinstance(inspect.getattr_static(engine, name), types.FunctionType):
+        patch.setattr(type(engine), name, lambda _, *args, **kwargs: call(*args, **kwargs))
+    else:
+        patch.setattr(engine, name, call)
 
 
 class Timer:

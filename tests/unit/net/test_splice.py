@@ -27,7 +27,20 @@ from shared.net.flusher import Flusher
 from shared.net.server import H2ServerProtocol
 from shared.net.settings import NetSettings
 from shared.net.splice import Splice
-from tests.support.h2_rig import REQUEST, RESPONSE, TRAILERS, Link, ManualLoop, Raw, Seen, pump, server_settings
+from tests.support.h2_rig import (
+    REQUEST,
+    RESPONSE,
+    TRAILERS,
+    Link,
+    ManualLoop,
+    Raw,
+    Seen,
+    net_settings,
+    pump,
+    server_settings,
+)
+
+pytestmark = pytest.mark.usefixtures("engine_name")
 
 
 class Owner(ClientOwner):
@@ -93,7 +106,7 @@ class Rig:
         self.late = late
         self.retry = False
         self.relays: list[Relay] = []
-        config = NetSettings(**changes)
+        config = net_settings(**changes)
         self.ups = [H2ClientProtocol(Owner(), config, self.flusher) for _ in range(2)]
         self.down = H2ServerProtocol(self.accept, config, self.flusher)
         self.nodes = [Link(self.loop, up, Raw(Role.SERVER, node, **(node_raw or {}))) for up in self.ups]
