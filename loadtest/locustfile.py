@@ -15,12 +15,13 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import grpc.experimental.gevent as grpc_gevent  # type: ignore[import-not-found]
-from locust import FastHttpUser, User, between, events, task
+from geventhttpclient import HTTPClient
+from geventhttpclient.response import HTTPParseError
+from locust import User, between, events, task
 from locust.env import Environment
 
 # grpcio's core must know of gevent before the first channel is made.
@@ -123,20 +124,28 @@ class GrpcUser(User):
         clock.done()
 
 
-class HttpUser(FastHttpUser):
-    """Streams chat answers over the OpenAI API."""
+class HttpUser(User):
+    """Streams chat answers over the OpenAI API, one kept-alive connection per user."""
 
     wait_time = between(0.0, 0.1)
 
     def on_start(self) -> None:
         """Learn the model's name once."""
         self._rng = random.Random(id(self))
-        self._headers = {"authorization": f"Bearer {KEY}"} if KEY else {}
+        self._client = HTTPClient.from_url(
+            self.host or "http://127.0.0.1:8000", concurrency=1, connection_timeout=10, network_timeout=120
+        )
+        self._headers = {"content-type": "application/json"}
+        if KEY:
+            self._headers["authorization"] = f"Bearer {KEY}"
         self._model = MODEL
         if not self._model:
-            with self.client.get("/v1/models", headers=self._headers, catch_response=True) as answer:
-                data = json.loads(answer.text or "{}").get("data") or []
-                self._model = data[0]["id"] if data else ""
+            listed = json.loads(self._client.get("/v1/models", self._headers).read() or b"{}").get("data")
+            self._model = listed[0]["id"] if listed else ""
+
+    def on_stop(self) -> None:
+        """Hang up."""
+        self._client.close()
 
     @task
     def chat(self) -> None:
@@ -148,30 +157,22 @@ class HttpUser(FastHttpUser):
             "messages": [{"role": "user", "content": _prompt(self._rng)}],
         }
         clock = _Clock(self.environment, "http", "chat")
-        answer = self.client.client.urlopen(
-            f"{self.host}/v1/chat/completions",
-            method="POST",
-            payload=json.dumps(body),
-            headers={"content-type": "application/json", **self._headers},
-        )
         try:
-            if answer.status_code != 200:
-                clock.done(Refused(f"HTTP {answer.status_code}"))
-                return
-            ended = False
-            for event in _events(answer):
-                ended = event == "[DONE]"
-                if not ended:
-                    clock.token(len(event))
-            clock.done(None if ended else Refused("stream without [DONE]"))
-        except OSError as e:
+            answer = self._client.post("/v1/chat/completions", body=json.dumps(body).encode(), headers=self._headers)
+            with answer:
+                clock.done(_read_events(answer, clock))
+        except (OSError, HTTPParseError) as e:
             clock.done(Refused(type(e).__name__))
-        finally:
-            answer.release()
 
 
-def _events(answer: Any) -> Iterator[str]:
-    """The ``data:`` lines of an SSE answer, each as soon as it has come."""
-    while line := answer.stream.readline():
-        if line.startswith(b"data:"):
-            yield line[5:].strip().decode()
+def _read_events(answer: Any, clock: _Clock) -> Refused | None:
+    """Take an SSE answer's events, each as soon as it has come; what was wrong with it, if anything."""
+    if answer.status_code != 200:
+        return Refused(f"HTTP {answer.status_code}")
+    ended = False
+    while line := answer.readline(b"\n"):
+        if line.startswith(b"data: [DONE]"):
+            ended = True
+        elif line.startswith(b"data:"):
+            clock.token(len(line))
+    return None if ended else Refused("stream without [DONE]")
