@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shared.cli import talk
-from shared.config import load, to_yaml
+from shared.config import ConfigError, load, to_yaml
 
 
 @click.group("config")
@@ -18,11 +18,19 @@ def command() -> None:
 @talk.json_option
 def check(file: str | None, as_json: bool) -> None:
     """Check FILE with the environment over it; exit code 2 and one sentence if it cannot be used."""
+    from router_node.config import check as check_router
+
     config = load(file)
-    for warning in warnings_of(config.inference.swap_space):
+    warnings = warnings_of(config.inference.swap_space)
+    try:
+        warnings += check_router(config)
+    except ConfigError as e:
+        # Flags may still mend it, so the file itself is not to blame.
+        warnings.append(f"laya-router refuses this as it stands: {e}")
+    for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
-        talk.print_json({"ok": True})
+        talk.print_json({"ok": True, "warnings": warnings})
     else:
         click.echo(f"{file or 'the defaults'}: good")
 
