@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from router_node.relay.core import RelayCore
 
 CANCELLED_HTTP: Final = 499  # the client went away first
+_NO_ROOM: Final = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT"))
+_NOT_BEGUN: Final = _NO_ROOM | {"DRAINING", "NOT_READY", "UPLOADS_FULL"}
 
 
 class Account:
@@ -181,6 +183,20 @@ class Account:
         if log is not None:
             self.started = core.clock() - self.started
             log.add(self)
+
+
+def no_room(error: LayaError) -> bool:
+    """Whether a node refused for lack of room, and is to rest a moment.
+
+    RESOURCE_EXHAUSTED alone does not say so: a message or a header block that is too large gets it too, and no node may
+    rest for what one client sends it.
+    """
+    return error.code is Code.RESOURCE_EXHAUSTED and error.reason in _NO_ROOM
+
+
+def not_begun(error: LayaError) -> bool:
+    """Whether a node gave a request back that another node may well take."""
+    return error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE) and error.reason in _NOT_BEGUN
 
 
 def node_lost(node_id: str, what: str, retry_safe: bool, code: Code = Code.UNAVAILABLE) -> LayaError:

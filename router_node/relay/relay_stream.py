@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from router_node.dispatch import Reservation
-from router_node.relay.account import Account, node_lost
+from router_node.relay.account import Account, no_room, node_lost, not_begun
 from router_node.relay.fields import Fields
 from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
@@ -21,8 +21,6 @@ from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Headers, Serv
 from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout
 from shared.net.splice import Splice
 
-# A node that answers UNAVAILABLE for one of these has not begun the request.
-_NOT_BEGUN: Final = frozenset(("DRAINING", "NOT_READY", "QUEUE_FULL", "QUEUE_TIMEOUT"))
 _BROKEN: Final = frozenset((PROTOCOL_ERROR, INTERNAL_ERROR))
 
 
@@ -236,7 +234,7 @@ class RelayStream(Splice):
             return
         self.up = None
         headers, error = offered
-        if error.code == Code.RESOURCE_EXHAUSTED:
+        if no_room(error):
             self._account.refused(error.retry_after)
         if not self.can_replay or not self._again(error):
             self.upstream_closed()
@@ -244,9 +242,7 @@ class RelayStream(Splice):
 
     def _elsewhere(self, error: LayaError) -> bool:
         """Whether the node gave the request back unbegun, and all of it is still here."""
-        if error.code != Code.RESOURCE_EXHAUSTED and (error.code != Code.UNAVAILABLE or error.reason not in _NOT_BEGUN):
-            return False
-        return bool(self.early_data()) or self.request_ended
+        return not_begun(error) and (bool(self.early_data()) or self.request_ended)
 
     def _again(self, error: LayaError) -> bool:
         """Try another node, or wait for one; False when the node's answer is all there is to say."""
