@@ -33,7 +33,7 @@ from inference_node.engines.base import (
     Message,
     Prompt,
 )
-from inference_node.engines.vllm_args import Arguments, Host
+from inference_node.engines.vllm_args import Arguments, Host, split_model
 from inference_node.engines.vllm_core import PRELOAD, PRELOAD_CPU, CoreProcess, CoreSetup, Launcher
 from inference_node.engines.vllm_load import Loaded
 from inference_node.engines.vllm_openai import OpenAIApp, build, preload
@@ -58,7 +58,7 @@ class VllmEngine(Engine):
         self._config = config
         self._names = model_names(config)
         self._collector = StatsCollector()
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="vllm-engine")
+        self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="vllm-engine")
         self._core: CoreProcess | None = None
         self._llm: Any = None
         self._app: OpenAIApp | None = None
@@ -90,6 +90,7 @@ class VllmEngine(Engine):
 
     async def _load(self) -> Loaded:
         """Process, configuration, front end and application, as much of it at once as can be."""
+        split_model(self._config)  # what is wrong with it is said at once
         host = Host(vllm_env.is_cpu_build(), vllm_env.available_memory())
         if self._config.swap_space is not None:
             logs.event(_log, logging.WARNING, "setting_ignored", key="inference.swap_space", reason="vLLM has none")

@@ -117,7 +117,10 @@ class Arguments:
 
 
 def split_model(config: InferenceConfig) -> tuple[str, str]:
-    """Folder or hub id, and revision ("" for none). Raises ConfigError where two revisions are named."""
+    """Folder or hub id, and revision ("" for none).
+
+    Raises ConfigError where two revisions are named, and for a folder that is not there or holds no model. Cheap.
+    """
     model, revision = os.path.expanduser(config.model), config.revision
     if not Path(model).exists() and "@" in model:
         model, _, named = model.rpartition("@")
@@ -128,6 +131,14 @@ def split_model(config: InferenceConfig) -> tuple[str, str]:
         revision = named
     if not model:
         raise ConfigError("inference.model: names no model; give a folder or a hub id")
+    path = Path(model)
+    if path.is_dir():
+        if not any((path / name).exists() for name in ("config.json", "params.json")):
+            raise ConfigError(
+                f"inference.model: the folder {model} holds no config.json, so no model that vLLM can read"
+            )
+    elif model.startswith((".", "/")):
+        raise ConfigError(f"inference.model: there is no folder {model}; give a folder that is there, or a hub id")
     return model, revision
 
 

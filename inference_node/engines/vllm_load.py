@@ -20,6 +20,7 @@ from shared.config.schema import ConfigError, InferenceConfig
 
 _GPU_RUNTIME = 2 << 30  # bytes of a GPU that neither weights nor KV cache get
 _MAX_MESSAGE = 600
+_OFFLINE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled")  # huggingface_hub's
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ def load(config: InferenceConfig, args: Arguments) -> Loaded:
         engine_args = AsyncEngineArgs(**args.engine)
         model_config = engine_args.create_model_config()
     except Exception as e:
+        if type(e).__name__ in _OFFLINE:
+            raise ConfigError(
+                f"inference.model: {config.model} is not on this machine, and the node is offline; "
+                "download it first, or unset inference.offline and HF_HUB_OFFLINE"
+            ) from e
         raise refusal(e, f"inference.model: {config.model} cannot be loaded") from e
     own = int(model_config.max_model_len)
     if not model_config.is_chunked_prefill_supported:

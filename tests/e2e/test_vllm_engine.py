@@ -177,6 +177,17 @@ def core_running(engine: VllmEngine) -> float:
     return engine.stats().extra["core_running"]
 
 
+async def test_all_completions_of_a_closed_request_leave(bench: Bench) -> None:
+    engine = bench.engine
+    deltas = engine.generate(bench.call(await bench.ask(), Sampling(1000, n=3, temperature=1.0, ignore_eos=True)))
+    async with aclosing(deltas):
+        await anext(deltas)
+        await until(lambda: core_running(engine) == 3, "all run")
+    assert engine.stats().running == engine.stats().waiting == 0
+    await bench.run(await bench.ask(), 2)
+    assert core_running(engine) == 0
+
+
 async def test_cancelled_request_leaves_the_engine(bench: Bench) -> None:
     started = asyncio.Event()
 
@@ -210,6 +221,13 @@ async def test_log_probabilities(bench: Bench) -> None:
     assert known[0].top == ()
     assert all(len(position.top) == 1 for position in known[1:])
     assert not deltas[1].prompt_logprobs
+
+
+async def test_prompt_of_several_steps_has_all_its_log_probabilities(bench: Bench) -> None:
+    prompt = Prompt(await bench.engine.tokenize(LONG))
+    assert len(prompt.token_ids) > bench.info.max_prefill_tokens
+    deltas = await bench.run(prompt, 2, prompt_logprobs=0)
+    assert [position.chosen.token_id for position in deltas[0].prompt_logprobs] == list(prompt.token_ids)
 
 
 async def test_no_alternatives_are_just_the_chosen_token(bench: Bench) -> None:

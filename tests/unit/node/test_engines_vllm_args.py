@@ -33,7 +33,15 @@ def test_hub_id_may_carry_its_revision() -> None:
 def test_folder_with_an_at_sign_is_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "model@home"
     folder.mkdir()
+    (folder / "config.json").write_text("{}")
     assert vllm_args.split_model(config(model=str(folder))) == (str(folder), "")
+
+
+def test_folder_without_a_model_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"inference\.model: there is no folder .*/none;"):
+        vllm_args.split_model(config(model=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match=r"inference\.model: the folder .* holds no config\.json"):
+        vllm_args.split_model(config(model=str(tmp_path)))
 
 
 def test_two_revisions_are_refused() -> None:
