@@ -12,7 +12,7 @@ from typing import Final
 from router_node.dispatch import Reservation
 from router_node.gateway.reply import error_event, error_reply
 from router_node.gateway.tunnel import ResponseHead, TunnelReader
-from router_node.relay.account import CANCELLED_HTTP, Account, node_lost
+from router_node.relay.account import CANCELLED_HTTP, Account, no_room, node_lost, not_begun
 from router_node.relay.fields import Fields
 from router_node.relay.methods import TUNNEL_PATH
 from shared import headers as names
@@ -22,7 +22,6 @@ from shared.net.grpc_wire import CONTENT_TYPE, error_from_response, error_from_t
 
 HOLD: Final = 256 << 10  # bytes of an answer that may be kept until it is whole
 _SPLIT: Final = 16 << 10  # a request body above this is not copied into one piece with its head
-_NOT_BEGUN: Final = frozenset(("DRAINING", "NOT_READY", "QUEUE_FULL", "QUEUE_TIMEOUT"))
 
 _STATUS: Final = (b":status", b"200")
 _GRPC: Final = (b"content-type", CONTENT_TYPE)
@@ -81,10 +80,14 @@ class HttpRelay(ClientSink):
     # To a node.
 
     def _on_grant(self, reservation: Reservation) -> None:
-        """The dispatcher found room after a wait."""
-        since = self._account.core.clock()
-        self._account.granted(reservation)
-        self._go(reservation, since)
+        """The dispatcher found room after a wait. Its caller has no part in what goes wrong here."""
+        account = self._account
+        since = account.core.clock()
+        account.granted(reservation)
+        try:
+            self._go(reservation, since)
+        except Exception as error:
+            self.refuse(account.core.defect(error, account.request_id))
 
     def _go(self, chosen: Reservation, since: float) -> None:
         """Open the node's stream; where that node has no connection, another one's."""
@@ -302,8 +305,8 @@ class HttpRelay(ClientSink):
     def _node_failed(self, error: LayaError) -> None:
         """The node said why it cannot answer, or said nothing that makes sense."""
         account = self._account
-        full = error.code == Code.RESOURCE_EXHAUSTED
-        if self._state != _STREAMING and (full or (error.code == Code.UNAVAILABLE and error.reason in _NOT_BEGUN)):
+        full = no_room(error)
+        if self._state != _STREAMING and not_begun(error):
             if full:
                 account.refused(error.retry_after)
             reservation = account.another()

@@ -91,6 +91,8 @@ class RelayStream(Splice):
                 self._read(data, end, since)
             except LayaError as error:
                 self.refuse(error)
+            except Exception as error:
+                self.refuse(self._account.core.defect(error, self._account.request_id))
 
     def _limit_reading(self) -> None:
         """The first message must come in time, whatever time the call itself has."""
@@ -174,11 +176,14 @@ class RelayStream(Splice):
             account.worked += account.core.clock() - since
 
     def _on_grant(self, reservation: Reservation) -> None:
-        """The dispatcher found room after a wait."""
+        """The dispatcher found room after a wait. Its caller has no part in what goes wrong here."""
         account = self._account
         since = account.core.clock()
         account.granted(reservation)
-        self._go(reservation, since)
+        try:
+            self._go(reservation, since)
+        except Exception as error:
+            self.refuse(account.core.defect(error, account.request_id))
 
     def _go(self, chosen: Reservation, since: float) -> None:
         """Open the node's stream; where that node has no connection, another one's."""

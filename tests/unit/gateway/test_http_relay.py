@@ -340,3 +340,12 @@ async def test_a_large_body_is_sent_without_being_copied_into_one_piece():
     exchange.leave()
     stream.settle()
     rig.assert_idle()
+
+
+async def test_a_defect_when_a_wait_ends_is_one_500(monkeypatch):
+    rig = Rig(headroom=0)
+    exchange = ask(rig)
+    monkeypatch.setattr(rig.node(0), "open", lambda *_: 1 / 0)
+    rig.report("n0", 100_000)
+    assert exchange.answer()[0] == 500
+    rig.assert_idle()

@@ -498,3 +498,19 @@ async def test_an_answer_before_the_request_is_whole_is_delivered():
     assert client.status()[b"grpc-status"] == b"0"
     client.settle()
     rig.assert_idle()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_defect_while_a_message_is_read_or_a_wait_ends_is_one_internal_error(waits, monkeypatch):
+    rig = Rig(headroom=0 if waits else 100_000)
+    if waits:
+        client = FakeServerStream().call(rig.front.accept, headers(), request())
+        monkeypatch.setattr(rig.node(0), "open", lambda *_: 1 / 0)
+        rig.report("n0", 100_000)
+    else:
+        monkeypatch.setattr(rig.dispatcher, "submit", lambda *_: 1 / 0)
+        client = FakeServerStream().call(rig.front.accept, headers(), request())
+    assert error_of(client).code == Code.INTERNAL
+    client.settle()
+    rig.assert_idle()
+    assert rig.count("defect") == 1
