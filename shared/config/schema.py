@@ -26,8 +26,8 @@ def _need(ok: bool, key: str, why: str) -> None:
 class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Certificates of a listener, or of the router towards its nodes. Empty paths mean no TLS."""
 
-    cert_file: str = ""
-    key_file: str = ""
+    cert_file: str = ""  # PEM certificate with its chain
+    key_file: str = ""  # PEM private key of cert_file
     ca_file: str = ""  # verifies the peer; on a listener it makes client certificates mandatory (mTLS)
 
 
@@ -36,26 +36,26 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     host: str = "127.0.0.1"  # public listener of the router
     port: int = 8000  # 0 takes any free port
-    log_level: LogLevel = "info"
-    log_format: Literal["text", "json"] = "text"
-    access_log: bool = True
+    log_level: LogLevel = "info"  # least level that is written
+    log_format: Literal["text", "json"] = "text"  # text for people, json for machines
+    access_log: bool = True  # one line for each request
     cluster: str = "laya"  # namespace of keys in Redis
     cluster_token: str = ""  # shared secret of routers and nodes; needed beyond loopback
     redis: str = ""  # redis://, rediss:// or unix:// URL; empty uses static nodes only
     keys_file: str = ""  # API keys, hashed; empty accepts every caller (loopback only)
     insecure: bool = False  # allow a bind beyond loopback without keys or cluster token
-    drain_timeout: float = 30.0
+    drain_timeout: float = 30.0  # time that running requests have to finish once a process drains
     keepalive_time: float = 10.0  # PING after so long without a byte from the peer
     keepalive_timeout: float = 5.0  # the peer is dead when no answer comes in this time
     max_body_bytes: int = 32 << 20  # HTTP body, or one gRPC request message the router must buffer
-    max_header_bytes: int = 64 << 10
-    max_connections: int = 20_000
-    max_streams_per_connection: int = 1000
+    max_header_bytes: int = 64 << 10  # headers of one request
+    max_connections: int = 20_000  # open at once; more are closed
+    max_streams_per_connection: int = 1000  # HTTP/2 requests at once on one connection
     header_timeout: float = 10.0  # a request's headers must arrive in this time
     body_timeout: float = 60.0  # the longest pause while a request's body arrives
     idle_timeout: float = 300.0  # a connection without a request is closed after this
     otlp_endpoint: str = ""  # OTLP/HTTP trace collector; empty switches tracing off
-    tls: TlsConfig = TlsConfig()
+    tls: TlsConfig = TlsConfig()  # of the public port of the router, and of nodes beyond loopback
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
@@ -75,26 +75,26 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The router's own settings."""
 
-    mode: Literal["memory", "hybrid", "persistent"] = "memory"
+    mode: Literal["memory", "hybrid", "persistent"] = "memory"  # persistent: the store of `laya up` is kept on disk
     cache_size: int = 65_536  # sessions and prefixes remembered
     timeout_ms: float = 10_000.0  # longest wait for a node with room before 429
-    workers: int = 1
+    workers: int = 1  # processes that share the port
     admin_host: str = "127.0.0.1"  # private listener: Admin service, /metrics
     admin_port: int = 8001  # 0 takes any free port
     nodes: list[str] = []  # static nodes, host:port
     refresh_interval: float = 1.0  # how often the store is read for nodes
     connections_per_node: int = 1  # dialled ahead
-    max_connections_per_node: int = 8
-    connect_timeout: float = 3.0
-    node_tls: TlsConfig = TlsConfig()
-    max_n: int = 16
-    max_max_tokens: int = 131_072
+    max_connections_per_node: int = 8  # opened when the first are full
+    connect_timeout: float = 3.0  # for a connection to a node
+    node_tls: TlsConfig = TlsConfig()  # towards the nodes; empty speaks plain HTTP/2 to them
+    max_n: int = 16  # sequences that one request may ask for
+    max_max_tokens: int = 131_072  # new tokens that one request may ask for
     max_queued: int = 1024  # requests waiting for room, all tenants together
     max_scan_bytes: int = 256 << 10  # first message read for its model when metadata is missing
     forward_metadata: list[str] = []  # more request metadata names that may pass to nodes
     cors_origins: list[str] = []  # origins that browsers may call from; "*" for any
     access_log_size: int = 65_536  # lines waiting to be written; more are dropped and counted
-    http2_engine: Literal["ngh2", "h2"] = "ngh2"
+    http2_engine: Literal["ngh2", "h2"] = "ngh2"  # library that frames HTTP/2
     require_session_affinity: bool = False  # a session waits for its node rather than going elsewhere
 
     def validate(self) -> None:
@@ -117,13 +117,13 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class SimConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Cost model of the ``sim`` engine."""
 
-    seed: int = 0
-    kv_tokens: int = 524_288
-    block_tokens: int = 16
-    prefill_tokens_per_second: float = 8000.0
-    decode_base_ms: float = 6.0
-    decode_per_sequence_ms: float = 0.35
-    prefix_cache: bool = True
+    seed: int = 0  # of the text it makes up
+    kv_tokens: int = 524_288  # size of the simulated KV cache
+    block_tokens: int = 16  # tokens in one of its blocks
+    prefill_tokens_per_second: float = 8000.0  # speed of prefill
+    decode_base_ms: float = 6.0  # length of a step that decodes
+    decode_per_sequence_ms: float = 0.35  # and what each sequence in it adds
+    prefix_cache: bool = True  # keep blocks of prompts for the next that begins alike
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
@@ -132,6 +132,38 @@ class SimConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         _need(self.prefill_tokens_per_second > 0, "inference.sim.prefill_tokens_per_second", "must be over 0")
         _need(self.decode_base_ms >= 0, "inference.sim.decode_base_ms", "must be 0 or more")
         _need(self.decode_per_sequence_ms >= 0, "inference.sim.decode_per_sequence_ms", "must be 0 or more")
+
+
+class GuardConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a node watches while it runs. At a soft limit it takes nothing new until the value has fallen again."""
+
+    enabled: bool = True  # watch at all
+    interval: float = 1.0  # time between two looks
+    soft_memory_fraction: float = 0.95  # of the tightest memory limit (cgroup or machine), page cache left out; 0: off
+    soft_memory_stall: float = 25.0  # percent of time in which all tasks wait for memory (PSI full, 10 s); 0: off
+    soft_rss_bytes: int = 0  # resident memory of the node and its engine; 0: off
+    soft_gpu_memory_fraction: float = 0.0  # of a GPU's memory; 0 takes a share above gpu_memory_utilization
+    soft_gpu_celsius: float = 0.0  # temperature of a GPU; 0 takes two below where its driver slows it down
+    soft_gpu_power_fraction: float = 0.0  # of a GPU's power limit; 0: off, because full load reaches it
+    hysteresis: float = 0.05  # share of a limit by which the value must fall before the node takes requests again
+    resume_seconds: float = 3.0  # time for which it must have stayed there
+
+    def validate(self) -> None:
+        """Raise ConfigError for a value that makes no sense."""
+        for name, most in (
+            ("soft_memory_fraction", 1.0),
+            ("soft_memory_stall", 100.0),
+            ("soft_gpu_memory_fraction", 1.0),
+            ("soft_gpu_celsius", 150.0),
+            ("soft_gpu_power_fraction", 10.0),
+        ):
+            value = getattr(self, name)
+            _need(0 <= value <= most, f"inference.guard.{name}", f"must be 0 to {most:g}, not {value}")
+        _need(self.soft_rss_bytes >= 0, "inference.guard.soft_rss_bytes", "must be 0 (off) or more")
+        _need(0.05 <= self.interval <= 60, "inference.guard.interval", f"must be 0.05 to 60, not {self.interval}")
+        _need(0 <= self.hysteresis <= 0.5, "inference.guard.hysteresis", f"must be 0 to 0.5, not {self.hysteresis}")
+        value = self.resume_seconds
+        _need(0 <= value <= 3600, "inference.guard.resume_seconds", f"must be 0 to 3600, not {value}")
 
 
 class InferenceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -144,29 +176,37 @@ class InferenceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     engine: str = "auto"  # auto, vllm, sim
     model: str = ""  # folder, GGUF file, or hub id with an optional @revision
     served_model_name: str = ""  # name clients ask for; empty takes the folder's or repository's name
-    aliases: list[str] = []
-    revision: str = ""
+    aliases: list[str] = []  # other names for the model
+    revision: str = ""  # of a hub id; empty takes the newest
     max_seq_len: int = 0  # 0 takes a safe part of the model's own context
     max_num_seqs: int = 0  # 0 lets the engine's memory decide
-    gpu_memory_utilization: float = 0.9
-    enforce_eager: bool = False
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory that vLLM takes
+    enforce_eager: bool = False  # no compilation: starts sooner, decodes slower; always so on a CPU
     swap_space: float | None = None  # accepted for old files; vLLM has none any more
-    enable_streaming: bool = True
-    quantization: str = ""
-    dtype: str = "auto"
+    enable_streaming: bool = True  # accepted for old files; answers stream whenever they are asked to
+    quantization: str = ""  # how the weights are quantized, where the files do not say
+    dtype: str = "auto"  # type of weights and activations that are not quantized
     kv_cache_memory_bytes: int = 0  # 0 lets the node decide
-    default_max_tokens: int = 512
+    default_max_tokens: int = 512  # new tokens of a request that names no number
     max_queued: int = 256  # requests waiting in the node
+    max_queued_tokens: int = 0  # prompt tokens waiting in each lane; 0 takes queue_prefill_seconds at the measured rate
     max_queue_seconds: float = 2.0  # longest wait in the node before RESOURCE_EXHAUSTED
-    max_prefill_tokens: int = 0  # prompt tokens in prefill at once; 0 takes a value from the engine
+    queue_prefill_seconds: float = 0.25  # prefill work that may wait in each lane
+    max_prefill_tokens: int = 0  # prompt tokens in prefill at once; 0 takes two steps of the engine
+    long_prompt_tokens: int = 0  # a longer prompt takes the long lane; 0 takes one step of the engine
+    priority_ageing_seconds: float = 2.0  # so long a wait is worth one level of priority
+    ramp_seconds: float = 3.0  # time after READY in which the node goes from a quarter of its room to all of it
+    overcommit: bool = False  # promise KV by learned output lengths: more at once, and preemption becomes possible
+    overcommit_quantile: float = 0.95  # share of recent outputs that a hold would have covered
     cpu_threads: str = ""  # cores of this node, as "0-3,6"; empty takes all
     offline: bool = False  # never ask a hub; also on when HF_HUB_OFFLINE is set
-    trust_remote_code: bool = False
-    allowed_media_domains: list[str] = []
+    trust_remote_code: bool = False  # run Python code that comes with a model
+    allowed_media_domains: list[str] = []  # hosts that images may be fetched from; empty allows none
     heartbeat: float = 2.0  # how often the registration is refreshed
     registration_ttl: float = 8.0  # a node silent for this long leaves the table
     engine_args: dict[str, Any] = {}  # anything else the engine takes, checked against its own arguments
-    sim: SimConfig = SimConfig()
+    guard: GuardConfig = GuardConfig()  # when the node sheds load to save the machine
+    sim: SimConfig = SimConfig()  # cost model of engine: sim
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
@@ -181,11 +221,22 @@ class InferenceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         _need(self.default_max_tokens >= 1, "inference.default_max_tokens", "must be 1 or more")
         _need(self.max_queue_seconds >= 0, "inference.max_queue_seconds", "must be 0 or more")
         _need(self.max_queued >= 0, "inference.max_queued", "must be 0 or more")
+        for name in ("max_queued_tokens", "max_prefill_tokens", "long_prompt_tokens"):
+            value = getattr(self, name)
+            _need(value >= 0, f"inference.{name}", f"must be 0 (automatic) or more, not {value}")
+        for name, most in (("queue_prefill_seconds", 60.0), ("ramp_seconds", 3600.0)):
+            value = getattr(self, name)
+            _need(0 <= value <= most, f"inference.{name}", f"must be 0 to {most:g} seconds, not {value}")
+        value = self.priority_ageing_seconds
+        _need(0 < value <= 86_400, "inference.priority_ageing_seconds", f"must be over 0, at most 86400, not {value}")
+        value = self.overcommit_quantile
+        _need(0.5 <= value < 1, "inference.overcommit_quantile", f"must be 0.5 or more and below 1, not {value}")
         _need(
             self.registration_ttl > self.heartbeat > 0,
             "inference.registration_ttl",
             "must be longer than inference.heartbeat, which must be over 0",
         )
+        self.guard.validate()
         self.sim.validate()
 
 
