@@ -205,7 +205,7 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
             if engine.dispatch(self) and self.dead:
                 return
             if self.waiting or self.squeezed:
-                self.report_sent()
+                self.report_sent(size >= most)
             if size < most:
                 break
             if self.paused:

@@ -31,8 +31,11 @@ class Outflow(ABC):
         self.squeezed = False  # the peer's connection window is used up
         self._squeezed_total = 0
 
-    def report_sent(self) -> None:
-        """After a ``take``: tell owners how many of their bytes have left for the transport."""
+    def report_sent(self, more: bool) -> None:
+        """After a ``take``: tell owners how many of their bytes have left for the transport.
+
+        ``more``: the engine has not given all that it may send, so what it still has need not wait for the peer.
+        """
         waiting = self.waiting
         self.waiting = []
         queued = self.engine.queued
@@ -59,7 +62,7 @@ class Outflow(ABC):
             left = queued(stream.id)
             stream.queued = left
             if left:
-                if self.paused:
+                if more or self.paused:
                     self.waiting.append(stream)
                 else:
                     self.stalled[stream.id] = stream

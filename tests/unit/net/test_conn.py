@@ -308,6 +308,18 @@ def test_one_batch_makes_one_write():
     assert rig.link.wire.writes == writes + 1
 
 
+def test_many_streams_whose_bytes_leave_in_parts_all_hear_of_it():
+    rig = Served(client=server_settings(initial_window_size=1 << 20), flush_bytes=10_000)
+    owners = [rig.open() for _ in range(40)]
+    for heard in owners:
+        heard.stream.respond(RESPONSE)
+        heard.stream.send(b"x" * 5000)
+    rig.loop.run()
+    assert [heard.sent for heard in owners] == [5000] * 40
+    assert not rig.conn.stalled
+    assert not rig.conn.waiting
+
+
 # Every owner hears of the end once.
 
 

@@ -578,6 +578,36 @@ def test_a_cancelled_upload_takes_its_backlog_with_it():
     assert not rig.ups[0].engine.queued()
 
 
+@pytest.mark.parametrize("chop", [0, 1448])
+def test_cancels_in_the_middle_of_frames_do_not_use_up_the_window(chop: int):
+    """Half a frame of a stream that ends is lost to the window if the engine gets to see it."""
+    rig = Rig(max_streams=6, stream_slack=2, connection_window=2 * 8 * 65_536, client_raw={"reads": False})
+    for _ in range(200):
+        relay = rig.call()
+        stream_id = max(rig.node.streams)
+        rig.node.connection.send_response(stream_id, RESPONSE)
+        rig.node.connection.send_data(stream_id, b"x" * 60_000)
+        out = rig.node.take()
+        cut = len(out) - 5000
+        step = chop or cut
+        for at in range(0, cut, step):
+            rig.ups[0].data_received(out[at : min(at + step, cut)])
+        rig.client.connection.reset_stream(max(rig.client.streams), CANCEL)
+        rig.front.push()
+        rig.ups[0].data_received(out[cut:])
+        rig.pump()
+        assert relay.hooks[-1] == ("finished", CANCEL)
+    assert not rig.ups[0].table
+    assert rig.ups[0].window_left() > 8 * 65_536
+    rig.call()
+    stream_id = max(rig.node.streams)
+    rig.node.connection.send_response(stream_id, RESPONSE)
+    rig.node.connection.send_data(stream_id, b"y" * 60_000)
+    rig.node.connection.send_trailers(stream_id, TRAILERS)
+    rig.pump()
+    assert len(rig.seen.data) == 60_000
+
+
 # Random orders.
 
 
