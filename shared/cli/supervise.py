@@ -20,19 +20,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.tasks import cancel_all
+
 FINAL_CODES = frozenset((2, 3))
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 30.0
 _GOOD_RUN = 60.0
 _LOG_LIMIT = 16 << 20
 _TAIL = 12
+_LAST_WORDS = 1.0  # seconds to read what a dead child still said
+_LONGEST_LINE = 1 << 16
 _PR_SET_PDEATHSIG = 1
+
+
+# Looked up here and not between fork and exec: another thread may hold the loader's lock at the fork, for ever.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere nothing)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
 class Child:
@@ -99,78 +107,87 @@ class Child:
 
     async def _run_once(self) -> int:
         argv = list(self._argv)
-        fds: tuple[int, ...] = ()
-        read_end = write_end = -1
-        if self._has_ready_fd:
-            read_end, write_end = os.pipe()
-            argv += ["--ready-fd", str(write_end)]
-            fds = (write_end,)
+        # Pipes of our own: asyncio's would have ``wait`` last until everybody who inherited them is gone.
+        output = os.pipe()
+        ready = os.pipe() if self._has_ready_fd else None
+        if ready is not None:
+            argv += ["--ready-fd", str(ready[1])]
+        readers: list[asyncio.Task[None]] = []
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 env=self._env,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=fds,
+                stdout=output[1],
+                stderr=output[1],
+                pass_fds=(ready[1],) if ready is not None else (),
                 preexec_fn=die_with_parent,
                 start_new_session=True,  # the terminal's Ctrl-C is ours to pass on, once and in order
             )
         except BaseException:
-            if read_end >= 0:
-                os.close(read_end)
+            os.close(output[0])
+            if ready is not None:
+                os.close(ready[0])
             raise
         finally:
-            if write_end >= 0:
-                os.close(write_end)
+            os.close(output[1])
+            if ready is not None:
+                os.close(ready[1])
         self._process = process
-        events = asyncio.create_task(self._read_events(read_end)) if read_end >= 0 else None
-        output = asyncio.create_task(self._read_output(process))
+        readers.append(asyncio.create_task(self._read(output[0], self._on_output)))
+        if ready is not None:
+            readers.append(asyncio.create_task(self._read(ready[0], self._on_ready_lines)))
         try:
-            code = await process.wait()
-            await asyncio.wait([output], timeout=1.0)
-            return code
+            return await process.wait()
         finally:
-            for task in (events, output):
-                if task is not None:
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, Exception):
-                        await task
             self._sweep_group(process.pid)
+            await asyncio.wait(readers, timeout=_LAST_WORDS)
+            await cancel_all(readers)
 
     def _sweep_group(self, pid: int) -> None:
         """Kill what a dead child left in its process group (an engine's worker, say)."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
-    async def _read_events(self, fd: int) -> None:
+    async def _read(self, fd: int, take: Callable[[bytes], None]) -> None:
+        """Hand on what comes through a pipe, whole lines at a time, until its end."""
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=1 << 16)
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
-        )
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(fd, "rb", buffering=0)
         try:
-            while line := await reader.readline():
-                with contextlib.suppress(json.JSONDecodeError):
-                    event = json.loads(line)
-                    if event.get("event") == "ready":
-                        self.ready = event
-                    self._on_event(self, event)
+            transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        except BaseException:
+            pipe.close()
+            raise
+        rest = b""
+        try:
+            while chunk := await reader.read(1 << 15):
+                lines, newline, rest = (rest + chunk).rpartition(b"\n")
+                if newline or len(rest) > _LONGEST_LINE:
+                    take(lines + newline or rest)
+                    rest = rest if newline else b""
+            if rest:
+                take(rest)
         finally:
             transport.close()
 
-    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        with open(self._log_path, "ab") as log:  # noqa: ASYNC230 - a local append, never a wait
-            while chunk := await process.stdout.read(1 << 15):
-                if log.tell() > _LOG_LIMIT:
-                    log.truncate(0)
-                log.write(chunk)
-                log.flush()
-                for line in chunk.decode("utf-8", "replace").splitlines():
-                    self._tail.append(line)
-                    if self._verbose:
-                        print(f"[{self.name}] {line}", file=sys.stderr, flush=True)
+    def _on_ready_lines(self, data: bytes) -> None:
+        for line in data.splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                event = json.loads(line)
+                if event.get("event") == "ready":
+                    self.ready = event
+                self._on_event(self, event)
+
+    def _on_output(self, data: bytes) -> None:
+        with contextlib.suppress(OSError), open(self._log_path, "ab") as log:  # a full disk stops no process
+            if log.tell() > _LOG_LIMIT:
+                log.truncate(0)
+            log.write(data)
+        for line in data.decode("utf-8", "replace").splitlines():
+            self._tail.append(line)
+            if self._verbose:
+                print(f"[{self.name}] {line}", file=sys.stderr, flush=True)
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, then SIGKILL after ``grace`` seconds. Idempotent."""
