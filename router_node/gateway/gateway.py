@@ -21,17 +21,8 @@ from shared.errors import Code, LayaError, invalid
 from shared.ids import sane_request_id
 from shared.net.api import Headers, HttpExchange
 
-# Passed to nodes through the tunnel; each of these bodies is JSON with a "model".
-TUNNELLED: Final = (
-    b"/v1/chat/completions",
-    b"/v1/completions",
-    b"/v1/embeddings",
-    b"/v1/responses",
-    b"/v1/rerank",
-    b"/v1/score",
-    b"/v1/classify",
-    b"/v1/pooling",
-)
+# Passed to nodes through the tunnel, as the nodes' own list has it; each of these bodies is JSON with a "model".
+TUNNELLED: Final = (b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses")
 MODELS: Final = b"/v1/models"
 _GET: Final = (b"GET", b"HEAD")
 _MAX_TARGET: Final = 4096  # bytes

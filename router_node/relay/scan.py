@@ -57,9 +57,10 @@ def scan_embed(message: bytes, into: Fields, settings: RelaySettings) -> None:
 
 
 def scan_tunnel(message: bytes, into: Fields, settings: RelaySettings) -> None:
-    """Read the JSON body of an ``HttpRequest``."""
+    """Read the JSON body of an ``HttpRequest``; one without a body, as GET has, may go to any node of the model."""
     body = _parse(openai_pb2.HttpRequest.FromString, message).body
-    peek(body, into, settings)
+    if body:
+        peek(body, into, settings)
 
 
 def _parse(read: Callable[[bytes], M], message: bytes) -> M:
