@@ -57,7 +57,8 @@ class Exactness(RuleBasedStateMachine):
         self.wires: dict[str, list[Sent]] = {"a": [], "b": []}
         self.believed: dict[str, dict[bytes, int]] = {"a": {}, "b": {}}  # holds behind the numbers the router goes by
         self.counted: set[bytes] = set()  # ids that some report has told the router of
-        self.missing: dict[str, set[bytes]] = {"a": set(), "b": set()}  # ids in lost or overtaken reports
+        self.missing: dict[str, set[bytes]] = {"a": set(), "b": set()}  # ids in lost or overtaken reports of this watch
+        self.missed: dict[str, set[bytes]] = {"a": set(), "b": set()}  # and of those before, until the full report
         self.heard: dict[str, int] = {"a": 0, "b": 0}  # the latest report of this watch that was believed
         self.others = 0
 
@@ -72,8 +73,9 @@ class Exactness(RuleBasedStateMachine):
         self.open: dict[bytes, tuple[Reservation, int]] = {}  # streams, with the boot they go to
         self.under_way: list[bytes] = []  # dispatched, not yet at the node
         self.counted.clear()
-        for missing in self.missing.values():
-            missing.clear()
+        for name in self.nodes:
+            self.missing[name].clear()
+            self.missed[name].clear()
         for node in self.nodes.values():
             self.bed.node(node.name, capacity=CAPACITY)
             self.rewatch(node)
@@ -82,8 +84,8 @@ class Exactness(RuleBasedStateMachine):
 
     def rewatch(self, node: Node) -> None:
         """The watch stream is opened anew; what was on the old one is gone."""
-        for sent in self.wires[node.name]:
-            self.missing[node.name] |= sent.ids
+        self.missed[node.name] |= self.missing[node.name].union(*(sent.ids for sent in self.wires[node.name]))
+        self.missing[node.name].clear()
         self.wires[node.name].clear()
         self.heard[node.name] = 0
         node.begin_watch()
@@ -118,7 +120,7 @@ class Exactness(RuleBasedStateMachine):
         self.counted |= sent.ids
         self.missing[node.name] -= sent.ids
         if sent.report.full:
-            self.missing[node.name].clear()
+            self.missed[node.name].clear()
         self.heard[node.name] = max(self.heard[node.name], sent.report.sequence)
         if verdict in (Verdict.ACCEPTED, Verdict.GAP):
             self.believed[node.name] = sent.held
@@ -262,13 +264,13 @@ class Exactness(RuleBasedStateMachine):
                 if dispatch_id in truth.holds or dispatch_id in self.under_way:
                     assert reservation.held or in_report
                 if reservation.held and in_report:
-                    assert dispatch_id in self.missing[name]
+                    assert dispatch_id in self.missing[name] | self.missed[name]
 
     @invariant()
     def the_view_is_exact_when_nothing_is_missing(self) -> None:
         """Reported holds and reservations are exactly the holds of the report and every request it did not know."""
         for name in self.nodes:
-            if self.missing[name]:
+            if self.missing[name] or self.missed[name]:
                 continue
             node = self.dispatcher.node(name)
             assert node is not None
