@@ -31,7 +31,7 @@ from shared.net.flusher import Flusher
 from shared.net.grpc_server import GrpcServer
 from shared.net.listener import Listener
 from shared.net.settings import Budget, NetSettings
-from shared.net.tls import server_context
+from shared.net.tls_watch import CertificateWatch
 
 # Whoever sends these has shown the cluster token: a router whose own clients cancel in a storm must not be cut off.
 _ROUTER_RESETS = Budget(burst=20_000, rate=5000)
@@ -70,6 +70,7 @@ class Node:
             check=lambda call: self.auth.check(call.metadata),
             counters=flusher.counters,
         )
+        self._certificates = CertificateWatch()
         self._listener = Listener(
             self._grpc.accept,
             self._http.handle,
@@ -77,7 +78,7 @@ class Node:
             flusher,
             host=inference.host,
             port=inference.port,
-            tls=server_context(server.tls) if _wants_tls(config) else None,
+            tls=self._certificates.server(server.tls) if _wants_tls(config) else None,
         )
         self._registrar: Registrar | None = None
         self._reports: asyncio.Task[None] | None = None
@@ -91,6 +92,7 @@ class Node:
     async def listen(self) -> None:
         """Bind the port; requests are refused as NOT_READY until ``serve``. Raises ListenError or ConfigError."""
         await self._listener.start()
+        self._certificates.start()
         state = self.state
         state.node_id = state.node_id or ids.default_node_id(self._listener.port)
         if not valid_node_id(state.node_id):
@@ -122,6 +124,7 @@ class Node:
         await self._http.close()
         await self._grpc.close()
         await self._listener.close(0.5)
+        await self._certificates.close()
         await self._bridge.close()
         if self._reports is not None:
             self._reports.cancel()

@@ -21,7 +21,6 @@ from router_node.signals import unless
 from shared.config import Config
 from shared.net.api import Upstream
 from shared.net.listener import Listener, ListenError
-from shared.net.tls import server_context
 
 
 class ClientSide:
@@ -70,7 +69,7 @@ class ClientSide:
             flusher=nodes.flusher,
             host=config.server.host,
             port=config.server.port,
-            tls=server_context(config.server.tls),
+            tls=nodes.certificates.server(config.server.tls),
             reuse_port=shared_port,
         )
 

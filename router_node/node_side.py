@@ -19,7 +19,7 @@ from shared.net.counters import NetCounters
 from shared.net.flusher import Flusher
 from shared.net.pool import Pool
 from shared.net.settings import NetSettings
-from shared.net.tls import client_context
+from shared.net.tls_watch import CertificateWatch
 
 _TOLD = 8  # nodes named in a sentence
 
@@ -52,7 +52,8 @@ class NodeSide:
         self.flusher = Flusher(loop, self.counters)
         self.net = NetSettings.from_config(config.server, config.router)
         self._expiry = Expiry(loop)
-        self._tls = client_context(config.router.node_tls)
+        self.certificates = CertificateWatch()
+        self._tls = self.certificates.client(config.router.node_tls)
         watcher = watcher_id(worker)
         self.dispatcher = Dispatcher(
             watcher, DispatchSettings.from_config(config.router), loop.time, wake=self._expiry.wake
@@ -74,11 +75,13 @@ class NodeSide:
 
     async def start(self) -> None:
         """Look for nodes; returns without waiting for any."""
+        self.certificates.start()
         await self.membership.start()
 
     async def close(self) -> None:
         """Let go of every node."""
         self._expiry.close()
+        await self.certificates.close()
         await self.membership.close()
 
     def not_ready(self) -> str:
