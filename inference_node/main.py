@@ -9,6 +9,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import uvloop
 
 from inference_node import engines
@@ -46,7 +47,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         logs.setup(config.server.log_level, config.server.log_format)
         check_bind(config)
         _warn(config)
-        engine = engines.create(config.inference)
+        config, context = _sized(config)
+        engine = engines.create(config.inference, context)
         logs.event(log, logging.INFO, "engine_chosen", engine=engine.name, asked=config.inference.engine)
         announcer = Announcer(-1 if args.ready_fd is None else args.ready_fd)
         return uvloop.run(serve(config, engine, announcer))
@@ -58,6 +60,16 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _complain(e, NO_PORT)
     except EngineError as e:
         return _complain(e, ENGINE_FAILED)
+
+
+def _sized(config: Config) -> tuple[Config, int]:
+    """The configuration with memory planned for the engine it chooses, and the context to take where none is set."""
+    if engines.choose(config.inference) == "sim":
+        return config, 0
+    from inference_node import sizing
+
+    sized = sizing.settle(config.inference)
+    return msgspec.structs.replace(config, inference=sized.config), sized.context
 
 
 async def serve(config: Config, engine: Engine, announcer: Announcer) -> int:

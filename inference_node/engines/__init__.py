@@ -57,8 +57,11 @@ def choose(config: InferenceConfig, probe: Probe = installed) -> str:
     return "vllm"
 
 
-def create(config: InferenceConfig) -> Engine:
-    """The engine for this configuration, not yet started. Raises EngineUnavailable or ConfigError."""
+def create(config: InferenceConfig, context: int = 0) -> Engine:
+    """The engine for this configuration, not yet started. Raises EngineUnavailable or ConfigError.
+
+    ``context`` is the longest sequence to take where the configuration leaves it open; 0 leaves it to the engine.
+    """
     if choose(config) == "sim":
         from inference_node.engines.sim import SimEngine
 
@@ -67,7 +70,7 @@ def create(config: InferenceConfig) -> Engine:
         from inference_node.engines.vllm import VllmEngine
     except ImportError as e:
         raise EngineUnavailable(f"inference.engine: vllm cannot be loaded ({e}); {_INSTALL_VLLM}") from e
-    engine: Engine = VllmEngine(config)
+    engine: Engine = VllmEngine(config, context)
     return engine
 
 

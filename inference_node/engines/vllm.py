@@ -19,7 +19,7 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from inference_node.config import model_names
-from inference_node.engines import vllm_convert, vllm_env, vllm_load, vllm_warmup
+from inference_node.engines import vllm_args, vllm_convert, vllm_env, vllm_load, vllm_warmup
 from inference_node.engines.base import (
     ASGIApp,
     BadRequest,
@@ -33,7 +33,7 @@ from inference_node.engines.base import (
     Message,
     Prompt,
 )
-from inference_node.engines.vllm_args import Arguments, Host, split_model
+from inference_node.engines.vllm_args import Arguments, Host
 from inference_node.engines.vllm_core import PRELOAD, PRELOAD_CPU, CoreProcess, CoreSetup, Launcher
 from inference_node.engines.vllm_load import Loaded
 from inference_node.engines.vllm_openai import OpenAIApp, build, preload
@@ -54,8 +54,10 @@ class VllmEngine(Engine):
 
     name = "vllm"
 
-    def __init__(self, config: InferenceConfig) -> None:
+    def __init__(self, config: InferenceConfig, context: int = 0) -> None:
+        """``context``: longest sequence to take where ``config`` leaves it open, if the model goes so far."""
         self._config = config
+        self._context = context
         self._names = model_names(config)
         self._collector = StatsCollector()
         self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="vllm-engine")
@@ -90,24 +92,23 @@ class VllmEngine(Engine):
 
     async def _load(self) -> Loaded:
         """Process, configuration, front end and application, as much of it at once as can be."""
-        split_model(self._config)  # what is wrong with it is said at once
+        vllm_args.split_model(self._config)  # what is wrong with it is said at once
         host = Host(vllm_env.is_cpu_build(), vllm_env.available_memory())
         if self._config.swap_space is not None:
             logs.event(_log, logging.WARNING, "setting_ignored", key="inference.swap_space", reason="vLLM has none")
         style = vllm_env.LogStyle.of_this_process()
         cores = self._cores(host)
-        eager = host.cpu and not {"compilation_config", "optimization_level"}.intersection(self._config.engine_args)
-        vllm_env.apply(vllm_env.node_environment(self._config, eager_cpu=eager))
+        eager = vllm_args.is_eager(self._config, host)
+        vllm_env.apply(vllm_env.node_environment(self._config, cpu=host.cpu, eager=eager))
         style.apply()
-        setup = CoreSetup(vllm_env.core_environment(cores), cores, style, PRELOAD_CPU if host.cpu else PRELOAD)
+        environment = vllm_env.core_environment(cores, vllm_args.ranks(self._config)) if host.cpu else {}
+        setup = CoreSetup(environment, cores, style, PRELOAD_CPU if host.cpu else PRELOAD)
         self._core = await self._in_thread(CoreProcess, setup)
         try:
             args: Arguments = await self._in_thread(vllm_load.arguments, self._config, self._names, host)
         except ImportError as e:
             raise EngineUnavailable(f"inference.engine: vllm cannot be loaded here: {e}; run `make setup`") from e
-        if host.cpu and not args.uniproc:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = vllm_env.split_cores(cores, args.ranks)
-        loaded: Loaded = await self._in_thread(vllm_load.load, self._config, args)
+        loaded: Loaded = await self._in_thread(vllm_load.load, self._config, args, self._context)
         style.apply()  # vLLM may have set up its own while it was imported
         self._creating = asyncio.ensure_future(self._in_thread(self._create, loaded, self._core))
         imported = asyncio.ensure_future(self._in_thread(preload, loaded.vllm_config.model_config))

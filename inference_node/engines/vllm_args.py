@@ -105,15 +105,21 @@ class Arguments:
     engine: dict[str, Any]
     app: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def uniproc(self) -> bool:
-        """Whether the model runs inside the engine core's process."""
-        return self.engine.get("distributed_executor_backend") == UNIPROC
 
-    @property
-    def ranks(self) -> int:
-        """Processes or devices that one copy of the model is spread over."""
-        return int(self.engine.get("tensor_parallel_size", 1)) * int(self.engine.get("pipeline_parallel_size", 1))
+def ranks(config: InferenceConfig) -> int:
+    """Processes or devices that one copy of the model is spread over. Raises ConfigError for what is no number."""
+    product = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        value = config.engine_args.get(name, config.engine_args.get(name.replace("_", "-"), 1))
+        if not isinstance(value, (int, str)) or not str(value).isdigit() or int(value) < 1:
+            raise ConfigError(f"inference.engine_args.{name}: must be a whole number from 1, not {value!r}")
+        product *= int(value)
+    return product
+
+
+def is_eager(config: InferenceConfig, host: Host) -> bool:
+    """Whether nothing is compiled: as configured, and on the CPU unless compilation is asked for (it takes minutes)."""
+    return config.enforce_eager or (host.cpu and not set(_COMPILATION).intersection(config.engine_args))
 
 
 def split_model(config: InferenceConfig) -> tuple[str, str]:
@@ -151,7 +157,7 @@ def base(config: InferenceConfig, names: Collection[str], host: Host) -> dict[st
         "dtype": config.dtype,
         "trust_remote_code": config.trust_remote_code,
         "allowed_media_domains": list(config.allowed_media_domains or NO_MEDIA),
-        "enforce_eager": config.enforce_eager or (host.cpu and not set(_COMPILATION).intersection(config.engine_args)),
+        "enforce_eager": is_eager(config, host),
         "scheduling_policy": "priority",
         "enable_logging_iteration_details": True,
         "disable_log_stats": True,  # vLLM's own log lines; the node has a collector of its own
@@ -183,7 +189,7 @@ def _cpu_defaults(config: InferenceConfig, host: Host) -> dict[str, Any]:
         "kv_cache_memory_bytes": config.kv_cache_memory_bytes or default_kv_bytes(host.memory),
     }
     given = config.engine_args
-    if all(given.get(name, 1) == 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")):
+    if ranks(config) == 1:
         # One process fewer: vLLM would give the model a worker process of its own, and import itself a third time.
         args["distributed_executor_backend"] = UNIPROC
     if given.get("enable_chunked_prefill") is False:
@@ -288,12 +294,13 @@ def field_names(owner: type) -> set[str]:
     return {f.name for f in dataclasses.fields(owner) if not f.name.startswith("_")}
 
 
-def choose_context(asked: int, own: int, kv_tokens: int, model: str) -> int:
+def choose_context(asked: int, own: int, kv_tokens: int, model: str, planned: int = 0) -> int:
     """Longest sequence, in tokens.
 
-    ``asked`` where it is given; above the model's ``own`` it is refused with both numbers (ConfigError). 0 takes the
-    model's own, cut so that the KV cache (``kv_tokens``, 0 where unknown) holds several sequences of that length, but
-    not below the smallest of 4096, the model's own, and what the cache holds.
+    ``asked`` where it is given; above the model's ``own`` it is refused with both numbers (ConfigError). Else what was
+    ``planned`` for the device, as far as the model goes. Where nothing was, the model's own, cut so that the KV cache
+    (``kv_tokens``, 0 where unknown) holds several sequences of that length, but not below the smallest of 4096, the
+    model's own, and what the cache holds.
     """
     if asked > own:
         raise ConfigError(
@@ -302,6 +309,8 @@ def choose_context(asked: int, own: int, kv_tokens: int, model: str) -> int:
         )
     if asked:
         return asked
+    if planned:
+        return min(own, planned)
     if not kv_tokens:
         return min(own, DEFAULT_CONTEXT)
     return min(own, max(kv_tokens // LEAST_CONCURRENCY, min(DEFAULT_CONTEXT, kv_tokens)))

@@ -69,10 +69,11 @@ def known_quantization(name: str) -> None:
     )
 
 
-def load(config: InferenceConfig, args: Arguments) -> Loaded:
+def load(config: InferenceConfig, args: Arguments, planned: int = 0) -> Loaded:
     """Read the model's own configuration, decide the context length, and build vLLM's configuration.
 
-    Raises ConfigError for what cannot be served.
+    ``planned`` is the context to take where none is configured; 0 leaves it open too. Raises ConfigError for what
+    cannot be served.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -91,7 +92,7 @@ def load(config: InferenceConfig, args: Arguments) -> Loaded:
     if not model_config.is_chunked_prefill_supported:
         _whole_prompts(engine_args, config)
     engine_args.max_model_len = vllm_args.choose_context(
-        config.max_seq_len, own, _kv_tokens(model_config, engine_args), config.model
+        config.max_seq_len, own, _kv_tokens(model_config, engine_args), config.model, planned
     )
     try:
         vllm_config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from inference_node.memory import gguf_header, hub
+from inference_node.memory import hub
 from inference_node.memory.known import known, nearest
-from inference_node.memory.shapes import Shape, ShapeError, from_config
+from inference_node.memory.shapes import Shape, ShapeError, Weights, from_config
 
 _MOST_JSON = 64 << 20  # bytes of a configuration or an index
 _MOST_HEADER = 100_000_000  # bytes; the format's own bound
@@ -32,15 +32,6 @@ _WIDE = {"F64": 8, "F32": 4}
 
 class CheckpointError(Exception):
     """There is no such model, or its files are not what they should be: one sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Bytes of the weights as the checkpoint stores them."""
-
-    stored: int  # 0 where there are no files and the shape must tell
-    wide: int = 0  # of these, bytes in 32- or 64-bit floating point
-    source: str = ""  # where the number is from, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ def find(model: str, revision: str = "", *, offline: bool = False) -> Checkpoint
         return replace(_folder(cached, partial=True), path=cached)
     shape = known(name)
     if shape is not None:
-        return Checkpoint(shape, Weights(0, source="the model's published shape"), None, "shape")
+        return Checkpoint(shape, Weights(0, source="its published shape"), None, "shape")
     if "/" not in name and _PLAIN.fullmatch(name):
         raise CheckpointError(f"{name} is no folder, no file and no well-known model{_hint(name)}")
     try:
@@ -99,6 +90,8 @@ def _folder(folder: Path, *, partial: bool = False) -> Checkpoint:
     weights, form = _weights(folder, partial)
     if form == "safetensors" and not shape.quantization:
         weights = _widths(folder, weights)
+    if shape.dtype_bytes > 2 and not shape.quantization and not weights.wide:
+        weights = replace(weights, wide=weights.stored)  # there were no headers to tell
     return Checkpoint(shape, weights, folder, form)
 
 
@@ -159,8 +152,8 @@ def _weights(folder: Path, partial: bool) -> tuple[Weights, str]:
     if files:
         return Weights(sum(f.stat().st_size for f in files), source=_files(len(files))), "bin"
     if partial:
-        return Weights(0, source="the model's shape; its weights are not here yet"), "shape"
-    return Weights(0, source="the model's shape; the folder has no weights"), "shape"
+        return Weights(0, source="its shape; no weights are here yet"), "shape"
+    return Weights(0, source="its shape; the folder has no weights"), "shape"
 
 
 def _files(count: int) -> str:
@@ -251,6 +244,8 @@ def _wide_bytes(path: Path, length: int, size: int) -> int:
 
 def _gguf(path: Path) -> Checkpoint:
     """A GGUF file, with its further parts where it is cut up."""
+    from inference_node.memory import gguf_header  # not needed by most, and not quick to load
+
     try:
         header = gguf_header.read(path)
         shape = from_config(gguf_header.as_config(header), path.stem)

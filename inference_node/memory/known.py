@@ -44,6 +44,7 @@ _MOE = {"model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8}
 _GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 1024, **_TIED}
 _GEMMA2 = {"model_type": "gemma2", "sliding_window": 4096, **_TIED}
 _QWEN2 = {"model_type": "qwen2"}
+_FP8 = {"quantization_config": {"quant_method": "fp8"}}
 
 KNOWN: dict[str, dict[str, Any]] = {
     "llama-2-7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096, dtype="float16"),
@@ -74,7 +75,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": _llama(32, 4096, 32, 8, 14336, 32000, 32768, model_type="mixtral", num_local_experts=8),
     "mixtral-8x22b": _llama(56, 6144, 48, 8, 16384, 32768, 65536, model_type="mixtral", num_local_experts=8),
     "deepseek-v2": _deepseek(60, 5120, 12288, 102400, 160, 2, 1536, 1, model_type="deepseek_v2"),
-    "deepseek-v3": _deepseek(61, 7168, 18432, 129280, 256, 1, 2048, 3, model_type="deepseek_v3"),
+    "deepseek-v3": _deepseek(61, 7168, 18432, 129280, 256, 1, 2048, 3, model_type="deepseek_v3", **_FP8),
     "gemma-2-2b": _llama(26, 2304, 8, 4, 9216, 256000, 8192, head_dim=256, **_GEMMA2),
     "gemma-2-9b": _llama(42, 3584, 16, 8, 14336, 256000, 8192, head_dim=256, **_GEMMA2),
     "gemma-2-27b": _llama(46, 4608, 32, 16, 36864, 256000, 8192, head_dim=128, **_GEMMA2),

@@ -16,7 +16,7 @@ from typing import Any
 from inference_node.memory import kinds, mixers
 from inference_node.memory.reader import Reader, ShapeError
 
-__all__ = ["KvLayer", "Shape", "ShapeError", "from_config"]
+__all__ = ["KvLayer", "Shape", "ShapeError", "Weights", "from_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,15 @@ class KvLayer:
     def elements(self) -> int:
         """Elements per token in one such layer."""
         return self.heads * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes of a model's weights as its checkpoint stores them."""
+
+    stored: int  # 0 where there are no files and the shape must tell
+    wide: int = 0  # of these, bytes in 32- or 64-bit floating point
+    source: str = ""  # where the number is from, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +233,22 @@ def _quantization(r: Reader) -> tuple[str, float]:
     if not isinstance(quant, Mapping):
         return "", 0.0
     method = str(quant.get("quant_method") or "unknown")[:64]
-    bits = quant.get("bits", quant.get("w_bit", 0))
-    group = quant.get("group_size", quant.get("q_group_size", 0))
-    if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits <= 16:
-        return method, 0.0
-    if isinstance(group, bool) or not isinstance(group, int | float) or not 0 < group <= 65536:
-        return method, float(bits)
-    return method, bits + (16 + bits) / group
+    bits = _number(quant.get("bits", quant.get("w_bit")), 16)
+    group = _number(quant.get("group_size", quant.get("q_group_size")), 65536)
+    groups = quant.get("config_groups")
+    if not bits and isinstance(groups, Mapping):  # the largest of the schemes that its layers have
+        schemes = [g.get("weights") for g in groups.values() if isinstance(g, Mapping)]
+        found = [(_number(s.get("num_bits"), 16), s.get("group_size")) for s in schemes if isinstance(s, Mapping)]
+        bits, width = max(found, key=lambda entry: entry[0], default=(0.0, None))
+        group = _number(width, 65536)
+    return method, bits + (16 + bits) / group if bits and group else bits
+
+
+def _number(value: object, most: int) -> float:
+    """A number over 0 and at most ``most``; 0 for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if 0 < value <= most else 0.0
 
 
 def _dtype_bytes(r: Reader) -> int:

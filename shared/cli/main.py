@@ -22,6 +22,7 @@ COMMANDS = {
     "nodes": ("shared.cli.nodes", "Show the nodes a router knows."),
     "models": ("shared.cli.models", "Show the models that can be asked for."),
     "quantize": ("shared.cli.quantize", "Quantize a checkpoint to W8A8 or W4A16."),
+    "plan": ("shared.cli.plan", "Show what a model takes of a memory."),
     "keys": ("shared.cli.keys", "Add, list and revoke API keys."),
     "config": ("shared.cli.config", "Check and show the configuration."),
     "drain": ("shared.cli.drain", "Take a node out of service, or back in."),
