@@ -16,7 +16,7 @@ from inference_node import engines
 from inference_node.announce import Announcer
 from inference_node.config import check_bind, parse
 from inference_node.engines.base import Engine, EngineError, EngineInfo, EngineUnavailable
-from inference_node.node import Node
+from inference_node.node import Node, wants_tls
 from router_node.discovery.address import is_loopback
 from router_node.discovery.registration import RecordError
 from router_node.signals import StopSignals
@@ -168,6 +168,9 @@ def _warn(config: Config) -> None:
     if not config.server.cluster_token and not is_loopback(config.inference.host):
         detail = f"{config.inference.host} is open to everybody: no cluster token is set, and server.insecure is"
         logs.event(log, logging.WARNING, "exposed", detail=detail)
+    if config.server.tls.cert_file and not wants_tls(config):
+        detail = "on loopback a node speaks TLS only where router.node_tls is set, so that routers expect it"
+        logs.event(log, logging.INFO, "certificate_not_used", detail=detail)
     if config.inference.swap_space is not None:
         detail = "inference.swap_space has no effect: vLLM has no swap space any more; remove the key"
         logs.event(log, logging.WARNING, "ignored", detail=detail)

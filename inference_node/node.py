@@ -78,7 +78,7 @@ class Node:
             flusher,
             host=inference.host,
             port=inference.port,
-            tls=self._certificates.server(server.tls) if _wants_tls(config) else None,
+            tls=self._certificates.server(server.tls) if wants_tls(config) else None,
         )
         self._registrar: Registrar | None = None
         self._reports: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class Node:
             await asyncio.gather(self._reports, return_exceptions=True)
 
 
-def _wants_tls(config: Config) -> bool:
+def wants_tls(config: Config) -> bool:
     """TLS beyond loopback wherever a certificate is configured; on loopback only when routers are told to expect it."""
     node_tls = config.router.node_tls
     return not is_loopback(config.inference.host) or bool(node_tls.ca_file or node_tls.cert_file)
