@@ -1,7 +1,8 @@
 """What each layer of a model is: which attend to all, to a window, or keep a state; which are sparse.
 
 Kinds: ``full`` attends to everything; ``sliding`` to a window; ``state`` keeps a fixed state; ``both`` attends to
-everything beside a state; ``shared`` attends to another layer's cache; ``bare`` is a feed-forward part alone.
+everything beside a state; ``shared`` attends to another layer's cache; ``bare`` is a feed-forward part alone, and
+``experts`` one of a mixture.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from inference_node.memory.reader import Reader
 _STATE_ONLY = frozenset(("mamba", "mamba2", "falcon_mamba"))
 _STATE_WORDS = ("linear", "mamba", "conv", "recurrent", "gated_delta", "gdn", "kda")
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
-_LETTERS = {"M": "state", "*": "full", "-": "bare", "E": "bare"}  # as one family writes its layers
+_LETTERS = {"M": "state", "*": "full", "-": "bare", "E": "experts"}  # as one family writes its layers
+
+_ALONE = {"mlp": "bare", "moe": "experts"}
 
 
 def layer_kinds(r: Reader) -> list[str]:
@@ -19,7 +22,8 @@ def layer_kinds(r: Reader) -> list[str]:
     pattern = r.config.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern and set(pattern) <= set(_LETTERS):
         return [_LETTERS[letter] for letter in pattern[:10_000]]
-    count = r.layers()
+    named = r.words("layers_block_type")
+    count = len(named) if named and r.config.get("num_hidden_layers") is None else r.layers()
     return _share(r, _kinds(r, count))
 
 
@@ -44,7 +48,7 @@ def _by_name(r: Reader, word: str) -> str:
     # A window of no size is none. Chunked attention is kept whole: vLLM switches its saving off by default.
     if "sliding" in word and r.get("sliding_window", default=0):
         return "sliding"
-    return "bare" if word in ("moe", "mlp") else "full"
+    return _ALONE.get(word, "full")
 
 
 def _attention_indices(r: Reader, count: int) -> set[int] | None:
@@ -52,6 +56,8 @@ def _attention_indices(r: Reader, count: int) -> set[int] | None:
     listed = r.config.get("attn_layer_indices")
     if isinstance(listed, list | tuple):
         return {i for i in listed if isinstance(i, int)}
+    if r.family == "bamba":
+        return set()
     period = r.get("attn_layer_period", default=0)
     if period:
         offset = r.get("attn_layer_offset", default=0)
@@ -88,14 +94,19 @@ def feed_forward_layers(r: Reader, layers: list[str]) -> list[int]:
     """Indices of the layers with a feed-forward part: all, or the bare ones of a model that has such."""
     if r.family in _STATE_ONLY:
         return []
-    bare = [i for i, kind in enumerate(layers) if kind == "bare"]
-    return bare or list(range(len(layers)))
+    alone = [i for i, kind in enumerate(layers) if kind in _ALONE.values()]
+    return alone or list(range(len(layers)))
 
 
-def is_sparse(r: Reader, index: int) -> bool:
+def is_sparse(r: Reader, index: int, kind: str) -> bool:
     """Whether a mixture's layer has experts rather than a dense feed-forward part."""
+    if kind in _ALONE.values():
+        return kind == "experts"
     if index < r.get("first_k_dense_replace", "moe_layer_start_index", default=0):
         return False
+    named = r.words("mlp_layer_types")
+    if index < len(named):
+        return named[index] == "sparse"
     only = r.config.get("mlp_only_layers")
     if isinstance(only, list) and index in only:
         return False

@@ -14,7 +14,7 @@ _SENSES = ("vision_config", "audio_config", "visual", "thinker_config", "mm_visi
 _FAMILIES = """
 llama mistral mistral3 ministral ministral3 mixtral qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen3 qwen3_moe qwen3_vl
 qwen3_vl_moe qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text gemma gemma2 gemma3 gemma3_text
-gemma3n_text gemma4 gemma4_text deepseek deepseek_v2 deepseek_v3 kimi_k2 phi phi3 phimoe olmo olmo2 olmo3 olmoe
+gemma3n_text deepseek deepseek_v2 deepseek_v3 kimi_k2 phi phi3 phimoe olmo olmo2 olmo3 olmoe
 granite granitemoe granitemoehybrid cohere cohere2 stablelm starcoder2 smollm3 internlm2 internlm3 baichuan gpt_oss
 gpt2 gpt_neox gpt_bigcode gptj opt bloom falcon mpt chatglm glm glm4 glm4_moe exaone exaone4 ernie4_5 ernie4_5_moe
 seed_oss llama4_text lfm2 lfm2_moe jamba bamba nemotron nemotron_h falcon_h1 falcon_mamba mamba mamba2 apertus
@@ -76,11 +76,13 @@ class Reader:
         return self.family in KNOWN
 
     def get(self, *names: str, default: int) -> int:
-        """The first of the fields that is there. Raises ShapeError for what is no whole number from 0 to 2**40."""
+        """The first of the fields that is there, cut to a whole number. Raises ShapeError outside 0 to 2**40."""
         for name in names:
             value = self.config.get(name)
             if value is None or value is False:
                 continue
+            if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+                value = max(value)  # one number for each layer: the largest bounds them
             if value is True or not isinstance(value, int | float) or value != value:
                 raise ShapeError(f"config.json: {name} must be a number, not {_clip(value)}")
             if value < 0 or value > _ABSURD:

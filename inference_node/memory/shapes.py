@@ -89,11 +89,11 @@ def from_config(config: Mapping[str, Any], name: str = "") -> Shape:
     attention = _attention(r, hidden, plan)
     mixer = mixers.mixer(r, hidden) if plan["state"] + plan["both"] else None
     feed = _feed_forward(r, hidden, layers)
-    tied = bool(r.config.get("tie_word_embeddings", r.family in _TIED))
+    tables, beside = _embeddings(r, hidden, vocab, len(layers))
     notes = list(r.notes)
     if not r.known:
         notes.append("architecture not known by name: counted by the usual fields of a decoder")
-    linear = attention.params + feed.params
+    linear = attention.params + feed.params + beside
     kv, widest = list(attention.kv), [attention.widest, feed.widest]
     if mixer is not None:
         count = plan["state"] + plan["both"]
@@ -108,7 +108,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> Shape:
         vocab=vocab,
         max_context=_context(r),
         linear_params=linear,
-        other_params=vocab * hidden * (1 if tied else 2) + (2 * len(layers) + 1) * hidden,
+        other_params=tables,
         kv=tuple(layer for layer in kv if layer.count),
         widest=max(widest),
         dtype_bytes=_dtype_bytes(r),
@@ -144,14 +144,16 @@ def _attention(r: Reader, hidden: int, plan: Counter[str]) -> _Part:
     kv_heads = r.get(
         "num_key_value_heads", "n_head_kv", "num_kv_heads", "n_kv_heads", "multi_query_group_num", default=0
     )
-    if not kv_heads:
-        kv_heads = 1 if r.config.get("multi_query") else heads
+    alone = r.config.get("multi_query") and not r.config.get("new_decoder_architecture")
+    if alone and (not kv_heads or r.family == "falcon"):
+        kv_heads = 1
+    kv_heads = kv_heads or heads
     dim = r.get("head_dim", "kv_channels", "attention_head_dim", default=0) or max(hidden // heads, 1)
     value_dim = r.get("v_head_dim", default=0) or dim
     # Some models give the layers that see everything wider or fewer heads than those with a window.
     wide_dim = r.get("global_head_dim", default=0) or dim
     wide_heads = r.get("num_global_key_value_heads", default=0) or kv_heads
-    gate = 2 if r.config.get("attn_output_gate", r.family == "qwen3_next") else 1
+    gate = 2 if r.config.get("attn_output_gate", r.family.startswith(("qwen3_next", "qwen3_5"))) else 1
 
     def params(kv: int, width: int) -> int:
         return hidden * (heads * (gate * width + value_dim) + kv * (width + value_dim))
@@ -188,23 +190,44 @@ def _latent_attention(r: Reader, hidden: int, heads: int, rank: int, count: int)
 
 def _feed_forward(r: Reader, hidden: int, layers: list[str]) -> _Part:
     """Feed-forward parts with every expert. One layer has its gate, its product and its output live at once."""
-    inner = r.get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=0)
-    if not inner:
-        inner = hidden * r.get("expansion_ratio", default=4)
+    inner = _dense_width(r, hidden)
     matrices = 2 if r.family in _UNGATED else 3
     dense = matrices * hidden * inner
     with_mlp = kinds.feed_forward_layers(r, layers)
     experts = r.get("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", default=0)
     if experts <= 1:
         return _Part(dense * len(with_mlp), matrices * inner)
-    expert_inner = r.get("moe_intermediate_size", default=0) or inner
-    shared = r.get("n_shared_experts", "num_shared_experts", default=0) * expert_inner
-    shared = r.get("shared_expert_intermediate_size", "shared_intermediate_size", default=0) or shared
+    expert_inner = r.get("moe_intermediate_size", default=0) or r.get("intermediate_size", default=inner)
+    one = 1 if r.family == "llama4_text" else 0
+    shared = r.get("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=one) * expert_inner
+    wider = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
+    shared = r.get(*wider, default=0) or shared
     chosen = r.get("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk", default=2)
-    sparse = sum(kinds.is_sparse(r, i) for i in with_mlp)
+    sparse = sum(kinds.is_sparse(r, i, layers[i]) for i in with_mlp)
     per_layer = matrices * hidden * (experts * expert_inner + shared) + hidden * experts
     widest = max(matrices * inner, chosen * (matrices * expert_inner + hidden) + matrices * shared)
     return _Part(per_layer * sparse + dense * (len(with_mlp) - sparse), widest, experts=experts)
+
+
+def _dense_width(r: Reader, hidden: int) -> int:
+    """Width of a feed-forward part without experts."""
+    inner = r.get("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=0)
+    inner = inner or hidden * r.get("expansion_ratio", default=4)
+    if r.config.get("block_auto_adjust_ff_dim"):
+        multiple = r.get("block_multiple_of", default=1) or 1
+        inner = -(-(2 * inner // 3) // multiple) * multiple
+    return inner
+
+
+def _embeddings(r: Reader, hidden: int, vocab: int, layers: int) -> tuple[int, int]:
+    """Parameters of tables, and of the linear layers that belong to them."""
+    tied = bool(r.config.get("tie_word_embeddings", r.family in _TIED))
+    tables = vocab * hidden * (1 if tied else 2) + (2 * layers + 1) * hidden
+    if r.family in _LEARNED:
+        tables += r.get("max_position_embeddings", "n_positions", default=0) * hidden
+    per_layer = r.get("hidden_size_per_layer_input", default=0)
+    tables += r.get("vocab_size_per_layer_input", default=vocab) * per_layer * layers
+    return tables, 3 * hidden * per_layer * layers
 
 
 def _context(r: Reader) -> int:
@@ -269,9 +292,11 @@ _LATENT = frozenset(
         *("longcat_flash", "axk1", "pangu_ultra_moe"),
     )
 )
+# Families that learn an embedding for each position.
+_LEARNED = frozenset(("gpt2", "gpt_bigcode", "gpt_neo", "opt"))
 _UNGATED = frozenset(
     (
         *("gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "mpt"),
-        *("starcoder2", "nemotron", "nemotron_h", "codegen"),
+        *("starcoder2", "nemotron", "nemotron_h", "codegen", "apertus", "arcee"),
     )
 )
