@@ -45,7 +45,12 @@ class Node:
     def __init__(self, config: Config, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         server, inference = config.server, config.inference
-        net = replace(NetSettings.from_config(server), resets=_ROUTER_RESETS, engine=config.router.http2_engine)
+        net = replace(
+            NetSettings.from_config(server),
+            resets=_ROUTER_RESETS,
+            hasty_resets=_ROUTER_RESETS,
+            engine=config.router.http2_engine,
+        )
         flusher = Flusher(loop)
         self._engine = engine
         self._clock = loop.time

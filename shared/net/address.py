@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from dataclasses import dataclass
+from typing import Final
+
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +42,11 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
     if isinstance(name, tuple) and len(name) >= 2:
         return f"[{name[0]}]:{name[1]}" if ":" in str(name[0]) else f"{name[0]}:{name[1]}"
     return "unix"
+
+
+def tear(transport: asyncio.Transport) -> None:
+    """Cut a connection off by a TCP reset: the other side sees that what it has is not all."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()

@@ -46,7 +46,7 @@ class FrameAligner:
         """Bytes of the unfinished frame."""
         return len(self._tail)
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Pass on the frames that are now whole, in one or two pieces.
 
         A frame that is longer than allowed is passed on at once, unfinished: the engine refuses it by its header.
@@ -74,7 +74,19 @@ class FrameAligner:
         elif at > start:
             self._take(memoryview(data)[start:])
 
-    def _resume(self, data: bytes) -> tuple[int, int]:
+    def cut(self, data: bytes | memoryview, most: int) -> int:
+        """Where to end the next ``feed``: behind the first frame that reaches ``most`` bytes, or at the data's end."""
+        if self._tail:
+            return min(len(data), self._missing or FRAME_HEADER - len(self._tail))
+        at = self._skip
+        last = len(data) - FRAME_HEADER
+        while at < most:
+            if at > last:
+                return len(data)
+            at += FRAME_HEADER + (_word(data, at)[0] >> 8)
+        return min(at, len(data))
+
+    def _resume(self, data: bytes | memoryview) -> tuple[int, int]:
         """What the last cut left behind: where the walk over frames begins, and what is passed on; -1: nothing yet."""
         self.wordy = self._wordy_always
         self._odd = self.wordy or self._skip > 0
@@ -92,7 +104,7 @@ class FrameAligner:
         self._skip -= at
         return at, 0
 
-    def _weigh(self, data: bytes | bytearray, at: int) -> None:
+    def _weigh(self, data: Piece, at: int) -> None:
         """Note a frame with much header text."""
         word = _word(data, at)[0]
         if word > _WORDY and word & 0xFF in _HEADER_FRAMES:
@@ -101,7 +113,7 @@ class FrameAligner:
                 # Its block may end in a later cut, with a small frame. Few peers do this, and the price is small.
                 self._wordy_always = True
 
-    def _keep(self, data: bytes, begin: int, at: int) -> int:
+    def _keep(self, data: bytes | memoryview, begin: int, at: int) -> int:
         """Put the unfinished frame aside; returns where the whole ones end."""
         self.kept += 1
         self._odd = True
@@ -115,7 +127,7 @@ class FrameAligner:
         self._missing = at - len(data)
         return begin
 
-    def _complete(self, data: bytes) -> int:
+    def _complete(self, data: bytes | memoryview) -> int:
         """Finish the frame in the tail; returns how many bytes that took, or -1 when there are not enough."""
         tail = self._tail
         used = 0

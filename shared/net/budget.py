@@ -36,11 +36,12 @@ class Meter:
 class Budgets:
     """The meters of one connection."""
 
-    __slots__ = ("oddities", "pings", "resets", "settings", "windows")
+    __slots__ = ("hasty_resets", "oddities", "pings", "resets", "settings", "windows")
 
     def __init__(self, settings: NetSettings, now: float) -> None:
         self.pings = Meter(settings.pings, now)
         self.settings = Meter(settings.settings_frames, now)
         self.windows = Meter(settings.window_updates, now)
         self.resets = Meter(settings.resets, now)
+        self.hasty_resets = Meter(settings.hasty_resets, now)
         self.oddities = Meter(settings.oddities, now)

@@ -235,8 +235,7 @@ class H2ClientProtocol(H2Connection):
 
     def on_goaway(self, last_stream_id: int, code: int) -> None:
         """Have the connection replaced; streams that the peer did not take come back as unprocessed."""
-        self.parting = True
-        self.counters.goaways_received += 1
+        super().on_goaway(last_stream_id, code)
         self._leave()
 
     def on_dead(self) -> None:

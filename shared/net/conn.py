@@ -19,8 +19,10 @@ from shared.net.address import peer_name
 from shared.net.align import FrameAligner
 from shared.net.api import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, REFUSED_STREAM
 from shared.net.budget import Budgets
-from shared.net.engine import EngineEvents, Role, goaway_frame, make_engine
+from shared.net.engine import Role, goaway_frame, make_engine
+from shared.net.metered import Metered
 from shared.net.outflow import Outflow
+from shared.net.turns import SLICE, Turns
 from shared.net.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 _PREFACE = 24
 
 
-class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
+class H2Connection(asyncio.Protocol, Metered, Outflow):
     """Base of ``H2ServerProtocol`` and ``H2ClientProtocol``."""
 
     __slots__ = (
@@ -59,11 +61,13 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         "late_resets",
         "parting",
         "peer",
+        "pings_out",
         "settings",
         "settled",
         "table",
         "touched",
         "transport",
+        "turns",
         "vitals",
     )
 
@@ -85,8 +89,9 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         self.dead = False  # nothing goes in or out any more
         self.parting = False  # the peer said GOAWAY
         self.settled = False  # the peer's first SETTINGS have come
-        self.last_peer_stream = 0
+        self.last_peer_stream = self.pings_out = 0
         self.peer = ""
+        self.turns: Turns | None = None
         self.transport: asyncio.Transport
         self._cut = False  # the last bytes written may end inside a frame
         self._sent = 0
@@ -115,13 +120,17 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         if self.dead:
             return
         self.heard = self._now()
+        turns = self.turns
+        if turns is not None and (turns.rest or len(data) > SLICE):
+            turns.take(data)
+            return
         flusher = self.flusher
         batch = flusher.enter()
         try:
             try:
                 self._feed(data)
             except self.engine_errors as error:
-                self.fail("protocol_error", str(error))
+                self.broken(error)
                 return
             self.engine.dispatch(self)
         finally:
@@ -250,16 +259,13 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
             self.take_back(stream_id, held)
         if code and stream.reset_code < 0 and not local:
             self.counters.streams_reset += 1
-            self.on_reset_by_peer()
+            self.on_reset_by_peer(stream)
         if not stream.closed:
             # A local refusal is final (a header block too large to send), unless it is for the peer's GOAWAY.
             unprocessed = code == REFUSED_STREAM and stream.reset_code < 0 and (not local or self.parting)
             stream.report_closed(code, unprocessed)
         if self.after_stream is not None:
             self.after_stream()
-
-    def on_reset_by_peer(self) -> None:
-        """A stream was reset by the peer."""
 
     def on_window(self, stream_id: int) -> None:
         """Have those who may go on looked at by the coming flush."""
@@ -279,21 +285,11 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         if not self.budgets.settings.spend(self._now()):
             self.calm("settings_flood")
 
-    def on_ping(self) -> None:
-        """The engine answers; we count."""
-        if not self.budgets.pings.spend(self._now()):
-            self.calm("ping_flood")
-
-    def on_oddity(self) -> None:
-        """Legal, useless, and not to be repeated endlessly."""
-        if not self.budgets.oddities.spend(self._now()):
-            self.calm("oddity_flood")
-
     def on_end(self, code: int) -> None:
         """The engine is done with this connection: what it gave has been written, so close."""
         if not self.dead:
             if code:
-                self.counters.count("protocol_error")
+                self.counters.count("flood" if code == ENHANCE_YOUR_CALM else "protocol_error")
                 log.info("connection with %s ends: HTTP/2 error %d", self.peer, code)
             self._shut(None)
 
@@ -312,12 +308,9 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
         except self.engine_errors:
             return  # the connection is ending
         self.counters.pings_sent += 1
+        self.pings_out += 1
         if not self.touched:
             self.flusher.touch(self)
-
-    def on_pong(self, payload: bytes) -> None:
-        """The peer lives."""
-        self.vitals.on_pong()
 
     def window_left(self) -> int:
         """Bytes the peer may still send on the connection."""
@@ -345,6 +338,13 @@ class H2Connection(asyncio.Protocol, EngineEvents, Outflow):
     def calm(self, reason: str) -> None:
         """Cut off a peer that asks too much."""
         self.fail(reason, "the peer exceeds its budget", ENHANCE_YOUR_CALM)
+
+    def broken(self, error: Exception) -> None:
+        """The engine takes no more of what the peer sends."""
+        if isinstance(error, self.engine.floods):
+            self.fail("flood", str(error), ENHANCE_YOUR_CALM)
+        else:
+            self.fail("protocol_error", str(error))
 
     def fail(self, reason: str, detail: str, code: int = INTERNAL_ERROR) -> None:
         """Say GOAWAY by hand, close, and tell every owner; ``reason`` is counted, ``detail`` is for the log."""

@@ -19,6 +19,7 @@ class NetCounters:
         "streams_opened",
         "streams_refused",
         "streams_reset",
+        "turns_over",
     )
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class NetCounters:
         self.streams_opened = 0
         self.streams_refused = 0
         self.streams_reset = 0  # by peers
+        self.turns_over = 0  # clients' connections that had to wait for their next turn
         self.reasons: dict[str, int] = {}
 
     def count(self, reason: str) -> None:

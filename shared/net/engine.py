@@ -89,6 +89,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def floods(self) -> tuple[type[Exception], ...]:
+        """Those of them that say that the peer asks too much."""
+        ...
+
+    @property
     def hello(self) -> bytes:
         """The first bytes to write: preface (client), SETTINGS, window. A server's name ``max_streams`` as the limit,
         while the engine itself tolerates ``stream_slack`` more."""

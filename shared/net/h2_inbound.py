@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from h2 import events as told
 from h2.connection import H2Connection
-from h2.exceptions import H2Error, ProtocolError, StreamClosedError
+from h2.exceptions import DenialOfServiceError, H2Error, ProtocolError, StreamClosedError
 
 from shared.net import engine as seam
 from shared.net.api import PROTOCOL_ERROR, REFUSED_STREAM
@@ -54,6 +54,7 @@ class Inbound(ABC):
 
     # ValueError: an argument that is refused.
     errors: tuple[type[Exception], ...] = (H2Error, ValueError)
+    floods: tuple[type[Exception], ...] = (DenialOfServiceError,)
 
     def __init__(self, h2: H2Connection, server: bool, settings: NetSettings) -> None:
         self._h2 = h2

@@ -7,15 +7,14 @@ the socket. Nothing is read while more waits here than fits. One timer serves al
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 from logging import ERROR
-from typing import Final, cast
+from time import perf_counter
+from typing import cast
 
 from shared import logging
-from shared.errors import Code, LayaError
-from shared.net.address import peer_name
+from shared.errors import LayaError
+from shared.net.address import peer_name, tear
 from shared.net.api import HttpHandler
 from shared.net.deadline import Deadline
 from shared.net.flusher import Flusher
@@ -23,11 +22,11 @@ from shared.net.http1_exchange import Http1Exchange
 from shared.net.http1_queue import RequestQueue
 from shared.net.http1_response import CONTINUE, HttpDate, last_answer
 from shared.net.settings import NetSettings
-from shared.net.uploads import Uploads, crowded_error, stalled_error
+from shared.net.turns import TURN
+from shared.net.uploads import Uploads, crowded_error, late_head_error, stalled_error
 
 # What is waited for. A body is waited for in ``uploads``, all others by the timer.
 _NOTHING, _IDLE, _HEAD, _BODY, _STALL, _CLOSE, _LINGER = range(7)
-_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 _log = logging.get("http1")
 
@@ -143,14 +142,7 @@ class Http1Protocol(asyncio.Protocol):
         self._paused = False
         if self._phase == _STALL:
             self._phase = _NOTHING
-        outer = self.flusher.enter()
-        try:
-            self.flush()
-            if self._current is None:
-                self._run()
-        finally:
-            if outer:
-                self.flusher.leave()
+        self._go_on()
 
     def flush(self) -> None:
         """Hand what was queued to the transport in one write; the Flusher calls it."""
@@ -236,25 +228,27 @@ class Http1Protocol(asyncio.Protocol):
         self.end()
         if delimited or transport is None:
             return
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._out.clear()
-        transport.abort()
+        tear(transport)
 
     # Inside.
 
     def _run(self) -> None:
-        """Answer the requests that are here, one after the other, until one has to be waited for."""
+        """Answer the requests that are here, one by one, until one has to be waited for or the turn is over."""
         if self._running:
             return
         self._running = True
         queue = self._queue
+        until = perf_counter() + TURN
         try:
             while self._current is None and not (self._paused or self._ending):
                 exchange = queue.next()
                 if exchange is not None:
                     self._dispatch(exchange)
+                    if perf_counter() > until and self._current is None and not queue.empty:
+                        self.flusher.counters.turns_over += 1
+                        self.flusher.loop.call_soon(self._go_on)
+                        break
                 elif queue.refusal is not None:
                     self._refuse(queue.refusal)
                 else:
@@ -265,6 +259,16 @@ class Http1Protocol(asyncio.Protocol):
             self._wait()
         if not (self._reading or queue.full):
             self._read(True)
+
+    def _go_on(self) -> None:
+        outer = self.flusher.enter()
+        try:
+            self.flush()
+            if self._current is None:
+                self._run()
+        finally:
+            if outer:
+                self.flusher.leave()
 
     def _dispatch(self, exchange: Http1Exchange) -> None:
         self._current = exchange
@@ -380,14 +384,12 @@ class Http1Protocol(asyncio.Protocol):
         if phase in (_NOTHING, _BODY) or transport is None:
             return
         self._phase = _NOTHING
-        settings = self._settings
-        count = self.flusher.counters.count
+        settings, count = self._settings, self.flusher.counters.count
         if phase == _IDLE:
             count("http_idle")
             self.end()
         elif phase == _HEAD:
-            text = f"The request's headers did not arrive in time: they may take {settings.header_timeout:g} s."
-            self._give_up("http_header_timeout", LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", text, http_status=408))
+            self._give_up("http_header_timeout", late_head_error(settings.header_timeout))
         elif phase == _LINGER:
             transport.close()
             self._watch(_CLOSE, settings.close_timeout)

@@ -16,6 +16,7 @@ from ngh2 import (
     Connection,
     ConnectionClosed,
     DataReceived,
+    DenialOfServiceError,
     GoAwayReceived,
     InformationalResponseReceived,
     NGH2Error,
@@ -60,6 +61,7 @@ class Ngh2Engine:
 
     # ValueError: an argument that the native library refuses; MemoryError: it has none.
     errors: tuple[type[Exception], ...] = (NGH2Error, ValueError, MemoryError)
+    floods: tuple[type[Exception], ...] = (DenialOfServiceError,)
 
     def __init__(self, role: seam.Role, settings: NetSettings) -> None:
         server = role == "server"

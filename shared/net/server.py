@@ -17,8 +17,10 @@ from shared.net.flusher import Flusher
 from shared.net.monomorph import own_copies
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamBase, unheard
+from shared.net.turns import Turns
 
 _GOODBYE: Final = b"laya-bye"  # payload of the PING between the two GOAWAYs of a graceful end
+_HASTE = 1.0  # seconds from a request to its cancel below which nobody can have wanted an answer
 _LAST_CALL = 1.0  # the second GOAWAY comes after so many seconds even if that PING is not answered
 
 
@@ -47,8 +49,9 @@ _NOBODY = _Nobody()
 class H2ServerStream(StreamBase, ServerStream):
     """One request and its answer."""
 
-    __slots__ = ("responded", "sink")
+    __slots__ = ("born", "responded", "sink")
 
+    born: float  # loop time at which it was opened
     conn: H2ServerProtocol
     sink: ServerSink
     responded: bool
@@ -56,6 +59,7 @@ class H2ServerStream(StreamBase, ServerStream):
     def __init__(self, conn: H2ServerProtocol, stream_id: int, remote_ended: bool) -> None:
         self.conn = conn
         self.id = stream_id
+        self.born = conn.heard
         self.closed = self.local_ended = self.bulky = self.responded = self.bodyless = False
         self.remote_ended = remote_ended
         self.queued = self.held = self.taken = 0
@@ -154,6 +158,7 @@ class H2ServerProtocol(H2Connection):
         self._busy = 0  # the last stream seen when the clock was looked at
         self._blocked: dict[int, tuple[StreamBase, float]] = {}  # answers that ended early and have not left
         self.counters.connections_accepted += 1
+        self.turns = Turns(self)
 
     @property
     def streams(self) -> int:
@@ -229,22 +234,24 @@ class H2ServerProtocol(H2Connection):
             stream.remote_ended = True
             stream.sink.on_trailers(CheckedHeaders(headers))
 
-    def on_reset_by_peer(self) -> None:
-        """A storm of cancels would become ours towards the nodes: cut it off here."""
-        if not self.budgets.resets.spend(self._now()):
-            self.calm("reset_flood")
+    def on_reset_by_peer(self, stream: StreamBase | None) -> None:
+        """A storm of cancels would become ours towards the nodes: cut it off here.
 
-    def on_goaway(self, last_stream_id: int, code: int) -> None:
-        """The client opens no more streams; the engine ends when those there are have ended."""
-        self.parting = True
-        self.counters.goaways_received += 1
+        Those that follow their requests at once are the cheapest to send and the dearest to serve.
+        """
+        now = self._now()
+        if not self.budgets.resets.spend(now):
+            self.calm("reset_flood")
+            return
+        hasty = isinstance(stream, H2ServerStream) and not stream.responded and now - stream.born < _HASTE
+        if hasty and not self.budgets.hasty_resets.spend(now):
+            self.calm("rapid_reset")
 
     def on_pong(self, payload: bytes) -> None:
         """The client has seen the first GOAWAY: what it sent before has come."""
+        super().on_pong(payload)
         if payload == _GOODBYE:
             self._last_goaway()
-        else:
-            super().on_pong(payload)
 
     def on_window(self, stream_id: int) -> None:
         """A window that opens may let out an answer whose end we wait for."""
@@ -333,7 +340,7 @@ class H2ServerProtocol(H2Connection):
         self.counters.streams_refused += 1
         with suppress(*self.engine_errors):  # over already
             self.engine.reset(stream_id, REFUSED_STREAM)
-        self.on_reset_by_peer()  # refusals are as cheap to cause as resets, and as bounded
+        self.on_reset_by_peer(None)  # refusals are as cheap to cause as resets, and as bounded
 
     def _too_large(self, stream: H2ServerStream, headers: tuple[Header, ...]) -> bool:
         """Answer a header block above the advertised size with an error that says so."""

@@ -53,6 +53,7 @@ class NetSettings:
     settings_frames: Budget = Budget(burst=100, rate=10)
     window_updates: Budget = Budget(burst=20_000, rate=2000)  # and one more for every 256 bytes we send
     resets: Budget = Budget(burst=2000, rate=500)  # streams the peer opened and reset
+    hasty_resets: Budget = Budget(burst=1000, rate=100)  # of these, unanswered and within a second of opening them
     oddities: Budget = Budget(burst=1000, rate=100)  # empty DATA, informational responses, unknown streams
 
     connect_timeout: float = 3.0  # from dialling to the peer's SETTINGS

@@ -93,6 +93,12 @@ def stalled_error() -> LayaError:
     return LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", text, http_status=408)
 
 
+def late_head_error(seconds: float) -> LayaError:
+    """What the client of a request whose headers did not come in time is told."""
+    text = f"The request's headers did not arrive in time: they may take {seconds:g} s."
+    return LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", text, http_status=408)
+
+
 def crowded_error() -> LayaError:
     """What the client of a body that was crowded out is told."""
     text = "The server is taking in as much as it can hold: send the request again, and all of it at once."

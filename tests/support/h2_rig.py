@@ -120,6 +120,7 @@ class Wire:
         self.aborted = False
         self.high = 0
         self.writes = 0
+        self.reading = True
 
     def attach(self, protocol: Any) -> None:
         """Make the connection."""
@@ -150,6 +151,14 @@ class Wire:
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Noted."""
         self.high = high or 0
+
+    def pause_reading(self) -> None:
+        """Noted; the test goes on sending all the same."""
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        """Noted."""
+        self.reading = True
 
     def get_write_buffer_size(self) -> int:
         """Bytes not taken."""

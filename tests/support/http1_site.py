@@ -126,6 +126,7 @@ class Bench:
         """Bytes from the client; dropped when the connection is closed."""
         if not self.wire.closing:
             self.protocol.data_received(data)
+            self.loop.run()  # a slow machine ends turns early
 
     def hear(self) -> bytes:
         """What was written since the last look."""

@@ -189,7 +189,7 @@ def test_an_owner_that_takes_more_than_it_got_is_held_to_what_it_got():
 
 
 def test_what_a_finished_stream_held_comes_back_to_the_connection():
-    rig = Served(takes=False, resets=Budget(burst=10_000, rate=1))
+    rig = Served(takes=False, resets=Budget(burst=10_000, rate=1), hasty_resets=Budget(burst=10_000, rate=1))
     for _ in range(3000):
         heard = rig.open(b"x" * 60_000, end=False)
         rig.raw.connection.reset_stream(heard.stream.id, CANCEL)  # type: ignore[attr-defined]
@@ -199,7 +199,11 @@ def test_what_a_finished_stream_held_comes_back_to_the_connection():
 
 
 def test_bytes_for_streams_that_nobody_owns_are_acknowledged():
-    rig = Served(owner=lambda stream, headers, end: None, resets=Budget(burst=10_000, rate=1))
+    rig = Served(
+        owner=lambda stream, headers, end: None,
+        resets=Budget(burst=10_000, rate=1),
+        hasty_resets=Budget(burst=10_000, rate=1),
+    )
     for _ in range(2500):
         stream_id = rig.raw.request(body=b"x" * 60_000, end=False)
         rig.link.pump()
