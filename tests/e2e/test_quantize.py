@@ -138,3 +138,13 @@ def test_the_same_model_in_w4a16_answers_in_vllm(tmp_path: Path) -> None:
     answer = ask(result.path, "What is the capital of France?")
     assert "Paris" in answer["text"]
     assert answer["quantization"] == "compressed-tensors"
+
+
+def test_the_demo_model_carries_the_sampling_its_authors_recommend() -> None:
+    import json
+
+    from inference_node.quantize import demo
+
+    config = json.loads((demo.prepare() / "generation_config.json").read_text())
+    assert config["temperature"] == demo.SAMPLING["temperature"]
+    assert config["eos_token_id"] == 2
