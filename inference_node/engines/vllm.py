@@ -29,6 +29,7 @@ from inference_node.engines.base import (
     EngineInfo,
     EngineStats,
     EngineUnavailable,
+    Finished,
     GenerateCall,
     Message,
     Prompt,
@@ -101,7 +102,9 @@ class VllmEngine(Engine):
         eager = vllm_args.is_eager(self._config, host)
         vllm_env.apply(vllm_env.node_environment(self._config, cpu=host.cpu, eager=eager))
         style.apply()
-        environment = vllm_env.core_environment(cores, vllm_args.ranks(self._config)) if host.cpu else {}
+        environment = style.environment()
+        if host.cpu:
+            environment |= vllm_env.core_environment(cores, vllm_args.workers(self._config))
         setup = CoreSetup(environment, cores, style, PRELOAD_CPU if host.cpu else PRELOAD)
         self._core = await self._in_thread(CoreProcess, setup)
         try:
@@ -155,7 +158,7 @@ class VllmEngine(Engine):
         block = int(cache.block_size)
         # Layers of several kinds share the blocks: then a block of tokens takes more than one of them.
         tokens = int(cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block)
-        speculative = config.speculative_config
+        guessed = int(config.speculative_config.num_speculative_tokens or 0) if config.speculative_config else 0
         settings = getattr(model.hf_config, "quantization_config", None) or {}
         return EngineInfo(
             engine=self.name,
@@ -167,7 +170,7 @@ class VllmEngine(Engine):
             kv_blocks=max(tokens // block - 1, 0),
             max_num_seqs=int(scheduler.max_num_seqs),
             max_prefill_tokens=int(scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens),
-            lookahead_tokens=int(speculative.num_speculative_tokens or 0) if speculative else 0,
+            lookahead_tokens=vllm_args.lookahead_tokens(guessed, int(config.num_lookahead_tokens)),
             supports_embed=app.embeds,
             supports_chat=await app.chats(),
         )
@@ -287,6 +290,10 @@ class VllmEngine(Engine):
         llm = self._llm
         return self._collector.read(llm.get_num_unfinished_requests() if llm is not None else 0)
 
+    def follow(self, finished: Callable[[Finished], None]) -> None:
+        """Tell of each sequence that ends by itself, as vLLM's statistics do."""
+        self._collector.on_finished = finished
+
     async def check(self) -> None:
         """Raise EngineError(fatal=True) when the core is dead."""
         if self._llm is None or self._core is None:
@@ -313,6 +320,3 @@ class VllmEngine(Engine):
 
 def _because(words: str) -> str:
     return f": {words}" if words else ""
-
-
-__all__ = ["ConfigError", "EngineUnavailable", "VllmEngine"]

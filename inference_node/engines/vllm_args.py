@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_node.engines.vllm_env import MIB
+from inference_node.limits import long_prefill_threshold
 from inference_node.sampling import MAX_LOGPROBS
 from shared.config.schema import ConfigError, InferenceConfig
 
@@ -24,9 +25,8 @@ DEFAULT_CPU_SEQS = 16
 DEFAULT_CPU_KV = 1 << 30
 MIN_KV = 64 * MIB
 LEAST_CONCURRENCY = 4  # sequences of full length that an automatic context leaves room for
-# Prompt tokens of one step on the CPU, and of one prompt in it when others wait: a step holds up every stream.
+# Prompt tokens of one step on the CPU: a step holds up every stream.
 CPU_STEP_TOKENS = 256
-CPU_LONG_PREFILL = 128
 # vLLM takes an empty list for "any host"; this name can never resolve (RFC 6761).
 NO_MEDIA = ("no-remote-media.invalid",)
 # What people call schemes that vLLM finds in the checkpoint itself.
@@ -106,11 +106,25 @@ class Arguments:
     app: dict[str, Any] = field(default_factory=dict)
 
 
-def ranks(config: InferenceConfig) -> int:
-    """Processes or devices that one copy of the model is spread over. Raises ConfigError for what is no number."""
+def workers(config: InferenceConfig) -> int:
+    """Processes beside the engine core's that compute on the CPU; 0 when the core does it itself.
+
+    One process fewer means less memory, and one import of vLLM less to wait for. Raises ConfigError.
+    """
+    ranks = _ranks(config)
+    return ranks if ranks > 1 or _given(config, "distributed_executor_backend", None) is not None else 0
+
+
+def _given(config: InferenceConfig, name: str, default: Any) -> Any:
+    """A value of ``engine_args``, by either spelling."""
+    return config.engine_args.get(name, config.engine_args.get(name.replace("_", "-"), default))
+
+
+def _ranks(config: InferenceConfig) -> int:
+    """Processes or devices that one copy of the model is spread over."""
     product = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        value = config.engine_args.get(name, config.engine_args.get(name.replace("_", "-"), 1))
+        value = _given(config, name, 1)
         if not isinstance(value, (int, str)) or not str(value).isdigit() or int(value) < 1:
             raise ConfigError(f"inference.engine_args.{name}: must be a whole number from 1, not {value!r}")
         product *= int(value)
@@ -119,7 +133,7 @@ def ranks(config: InferenceConfig) -> int:
 
 def is_eager(config: InferenceConfig, host: Host) -> bool:
     """Whether nothing is compiled: as configured, and on the CPU unless compilation is asked for (it takes minutes)."""
-    return config.enforce_eager or (host.cpu and not set(_COMPILATION).intersection(config.engine_args))
+    return config.enforce_eager or (host.cpu and not any(_given(config, name, None) for name in _COMPILATION))
 
 
 def split_model(config: InferenceConfig) -> tuple[str, str]:
@@ -185,15 +199,12 @@ def _cpu_defaults(config: InferenceConfig, host: Host) -> dict[str, Any]:
     args: dict[str, Any] = {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": step,
-        "long_prefill_token_threshold": step // 2,
         "kv_cache_memory_bytes": config.kv_cache_memory_bytes or default_kv_bytes(host.memory),
     }
-    given = config.engine_args
-    if ranks(config) == 1:
-        # One process fewer: vLLM would give the model a worker process of its own, and import itself a third time.
+    if not workers(config):
         args["distributed_executor_backend"] = UNIPROC
-    if given.get("enable_chunked_prefill") is False:
-        del args["max_num_batched_tokens"], args["long_prefill_token_threshold"]
+    if _given(config, "enable_chunked_prefill", None) is False:
+        del args["max_num_batched_tokens"]
     return args
 
 
@@ -314,6 +325,22 @@ def choose_context(asked: int, own: int, kv_tokens: int, model: str, planned: in
     if not kv_tokens:
         return min(own, DEFAULT_CONTEXT)
     return min(own, max(kv_tokens // LEAST_CONCURRENCY, min(DEFAULT_CONTEXT, kv_tokens)))
+
+
+def lane_threshold(config: InferenceConfig, step_tokens: int, context: int) -> int | None:
+    """``long_prefill_token_threshold`` to match the lanes of admission; None where the user has set his own."""
+    if any(name.replace("-", "_").startswith("long_prefill_token_threshold") for name in config.engine_args):
+        return None
+    return min(long_prefill_threshold(config.long_prompt_tokens, step_tokens), context)
+
+
+def lookahead_tokens(speculative: int, drafter: int) -> int:
+    """KV slots that a sequence may take beside its own tokens with ``speculative`` tokens guessed per step.
+
+    Two steps may be under way at once, each with its guesses and the token that follows them; beyond those the
+    ``drafter`` writes so many positions of its own.
+    """
+    return 2 * (speculative + 1) + drafter if speculative else 0
 
 
 def kv_tokens(kv_bytes: int, bytes_per_token: int, block: int) -> int:

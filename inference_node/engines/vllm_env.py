@@ -63,11 +63,11 @@ def quick_imports() -> Iterator[None]:
             gc.enable()
 
 
-def node_environment(config: InferenceConfig, *, eager_cpu: bool) -> dict[str, str]:
+def node_environment(config: InferenceConfig, *, cpu: bool, eager: bool) -> dict[str, str]:
     """Variables for this process and all it starts, to be set before vLLM is imported.
 
-    ``eager_cpu``: the model runs on the CPU without compilation, so torch must not compile helpers either (the first
-    request with log-probabilities would wait for a C++ compiler).
+    ``cpu``: the model runs on the CPU. ``eager``: nothing is compiled for it, so torch must not compile helpers either
+    (the first request with log-probabilities would wait for a C++ compiler).
     """
     values = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -82,10 +82,12 @@ def node_environment(config: InferenceConfig, *, eager_cpu: bool) -> dict[str, s
     }
     if config.offline or os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         values["HF_HUB_OFFLINE"] = values["TRANSFORMERS_OFFLINE"] = "1"
-    if eager_cpu:
+    if cpu and eager:
         values["TORCH_COMPILE_DISABLE"] = "1"
-    for name, value in (("TORCH_CPP_LOG_LEVEL", "ERROR"), ("OMP_NUM_THREADS", "1")):
-        values[name] = os.environ.get(name, value)
+    if cpu:
+        # This process computes nothing; the engine core's own number is in its environment.
+        values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    values["TORCH_CPP_LOG_LEVEL"] = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
     return values
 
 
@@ -96,8 +98,14 @@ def apply(values: Mapping[str, str]) -> None:
         os.environ.pop(name, None)
 
 
-def core_environment(cores: Sequence[int]) -> dict[str, str]:
-    """OpenMP's variables for an engine core that computes on these cores, one thread each."""
+def core_environment(cores: Sequence[int], workers: int) -> dict[str, str]:
+    """Variables for an engine core on the CPU.
+
+    With no ``workers`` it computes itself: one OpenMP thread for each core, in its place. Workers it starts get the
+    cores shared out by vLLM; a core bound to a place would hand that one on to all of them.
+    """
+    if workers:
+        return {"VLLM_CPU_OMP_THREADS_BIND": split_cores(cores, workers)}
     if not cores:
         return {}
     places = ",".join(f"{{{core}}}" for core in cores)
@@ -218,6 +226,14 @@ class LogStyle:
         verbose = logging.getLogger("laya").isEnabledFor(logging.DEBUG)
         json = bool(handlers) and isinstance(handlers[0].formatter, JsonFormatter)
         return cls(logging.INFO if verbose else logging.WARNING, json)
+
+    def environment(self) -> dict[str, str]:
+        """Variables for processes that vLLM starts itself: its own form of log, as loud as ours."""
+        return {
+            "VLLM_CONFIGURE_LOGGING": "1",
+            "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+            "VLLM_LOGGING_LEVEL": logging.getLevelName(self.level),
+        }
 
     def apply(self) -> None:
         """Send what vLLM logs in this process to stderr, without the lines that tell nobody anything."""

@@ -63,7 +63,7 @@ def test_safe_defaults_on_the_cpu() -> None:
     assert args["scheduling_policy"] == "priority"
     assert args["trust_remote_code"] is False
     assert args["distributed_executor_backend"] == vllm_args.UNIPROC
-    assert args["long_prefill_token_threshold"] * 2 == args["max_num_batched_tokens"] == 256
+    assert args["max_num_batched_tokens"] == 256
     assert "gpu_memory_utilization" not in args
 
 
@@ -101,8 +101,9 @@ def test_no_media_domain_means_no_remote_media() -> None:
 
 
 def test_asking_for_compilation_on_the_cpu_switches_eager_off() -> None:
-    args = vllm_args.base(config(engine_args={"optimization_level": 2}), ["m"], CPU)
-    assert args["enforce_eager"] is False
+    for name in ("optimization_level", "optimization-level"):
+        args = vllm_args.base(config(engine_args={name: 2}), ["m"], CPU)
+        assert args["enforce_eager"] is False
 
 
 def test_model_spread_over_ranks_keeps_vllms_executor() -> None:
@@ -166,11 +167,16 @@ def test_kv_events_stay_on_this_machine() -> None:
     vllm_args.sort_extra({"kv_events_config": {}}, ENGINE, APP)
 
 
-def test_arguments_know_their_ranks() -> None:
-    assert vllm_args.Arguments({}).ranks == 1
-    assert vllm_args.Arguments({"tensor_parallel_size": 2, "pipeline_parallel_size": 3}).ranks == 6
-    assert vllm_args.Arguments({"distributed_executor_backend": vllm_args.UNIPROC}).uniproc
-    assert not vllm_args.Arguments({}).uniproc
+def test_model_has_workers_only_when_it_is_spread_or_the_user_says_so() -> None:
+    assert vllm_args.workers(config()) == 0
+    assert vllm_args.workers(config(engine_args={"tensor-parallel-size": 2, "pipeline_parallel_size": "3"})) == 6
+    assert vllm_args.workers(config(engine_args={"distributed-executor-backend": "mp"})) == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, "two", None, 1.5])
+def test_ranks_that_are_no_number_are_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"engine_args\.tensor_parallel_size: must be a whole number from 1"):
+        vllm_args.workers(config(engine_args={"tensor_parallel_size": value}))
 
 
 Owner = dataclasses.make_dataclass(
@@ -233,3 +239,17 @@ def test_kv_tokens_leave_vllms_null_block_out() -> None:
     assert vllm_args.kv_tokens(1 << 30, 23_040, 128) == 363 * 128
     assert vllm_args.kv_tokens(0, 23_040, 128) == 0
     assert vllm_args.kv_tokens(1 << 30, 0, 128) == 0
+
+
+def test_long_prompts_get_half_a_step_unless_the_user_says_otherwise() -> None:
+    assert vllm_args.lane_threshold(config(), 2048, 4096) == 1024
+    assert vllm_args.lane_threshold(config(), 2048, 512) == 512
+    assert vllm_args.lane_threshold(config(long_prompt_tokens=300), 2048, 4096) == 300
+    assert vllm_args.lane_threshold(config(long_prompt_tokens=30_000), 2048, 4096) == 1024
+    for name in ("long_prefill_token_threshold", "long-prefill-token-threshold"):
+        assert vllm_args.lane_threshold(config(engine_args={name: 7}), 2048, 4096) is None
+
+
+def test_lookahead_covers_two_steps_of_guesses_and_what_the_drafter_writes() -> None:
+    assert vllm_args.lookahead_tokens(0, 0) == 0
+    assert vllm_args.lookahead_tokens(5, 5) == 2 * 6 + 5

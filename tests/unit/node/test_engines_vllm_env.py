@@ -37,15 +37,16 @@ def test_garbage_collector_rests_during_imports_and_is_as_before_afterwards() ->
 
 
 def test_nothing_is_sent_home_and_nothing_follows_a_redirect() -> None:
-    values = vllm_env.node_environment(InferenceConfig(), eager_cpu=False)
+    values = vllm_env.node_environment(InferenceConfig(), cpu=False, eager=True)
     assert values["VLLM_NO_USAGE_STATS"] == values["DO_NOT_TRACK"] == values["HF_HUB_DISABLE_TELEMETRY"] == "1"
     assert values["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
     assert values["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    assert "TORCH_COMPILE_DISABLE" not in values
+    assert not {"TORCH_COMPILE_DISABLE", "OMP_NUM_THREADS"} & set(values)
 
 
 def test_eager_on_the_cpu_compiles_nothing_at_all() -> None:
-    assert vllm_env.node_environment(InferenceConfig(), eager_cpu=True)["TORCH_COMPILE_DISABLE"] == "1"
+    assert vllm_env.node_environment(InferenceConfig(), cpu=True, eager=True)["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in vllm_env.node_environment(InferenceConfig(), cpu=True, eager=False)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +54,13 @@ def test_eager_on_the_cpu_compiles_nothing_at_all() -> None:
 )
 def test_offline_is_respected(monkeypatch: pytest.MonkeyPatch, setting: bool, variable: str, offline: bool) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", variable)
-    values = vllm_env.node_environment(InferenceConfig(offline=setting), eager_cpu=False)
+    values = vllm_env.node_environment(InferenceConfig(offline=setting), cpu=True, eager=False)
     assert (values.get("HF_HUB_OFFLINE") == "1") is offline
 
 
 def test_users_own_thread_count_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert vllm_env.node_environment(InferenceConfig(), eager_cpu=False)["OMP_NUM_THREADS"] == "7"
+    assert vllm_env.node_environment(InferenceConfig(), cpu=True, eager=False)["OMP_NUM_THREADS"] == "7"
 
 
 def test_variables_that_open_doors_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +73,10 @@ def test_variables_that_open_doors_are_taken_out(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_openmp_thread_for_each_core_in_its_place() -> None:
-    values = vllm_env.core_environment((0, 2))
-    assert values == {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "true", "OMP_PLACES": "{0},{2}"}
-    assert vllm_env.core_environment(()) == {}
+    values = vllm_env.core_environment((0, 2), 0)
+    assert (values["OMP_NUM_THREADS"], values["OMP_PROC_BIND"], values["OMP_PLACES"]) == ("2", "true", "{0},{2}")
+    assert vllm_env.core_environment((0, 2), 2) == {"VLLM_CPU_OMP_THREADS_BIND": "0|2"}
+    assert vllm_env.core_environment((), 0) == {}
 
 
 @given(st.sets(st.integers(0, 4095), min_size=1, max_size=20))
@@ -172,6 +174,10 @@ def test_vllm_logs_as_the_node_does(vllm_log: logging.Logger, capsys: pytest.Cap
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].endswith("vllm.config something else")
+
+
+def test_vllms_own_processes_are_as_loud_as_ours() -> None:
+    assert vllm_env.LogStyle(logging.WARNING).environment()["VLLM_LOGGING_LEVEL"] == "WARNING"
 
 
 @pytest.mark.parametrize(("formatter", "json"), [(JsonFormatter(), True), (TextFormatter(), False), (None, False)])
