@@ -80,6 +80,7 @@ class Link:
         self._watcher_id = watcher_id
         self._metadata = [(headers.CLUSTER_TOKEN, token.encode())] if token else []
         self._connected = asyncio.Event()
+        self._losses = 0  # times that the node could not be reached
         self._again = asyncio.Event()  # set when a node that was refused should be asked again
         self._task: asyncio.Task[None] | None = None
 
@@ -133,6 +134,7 @@ class Link:
             self._again.set()
             return
         self._connected.clear()
+        self._losses += 1
         self._down("the connection was lost")
 
     def _down(self, why: str) -> None:
@@ -174,14 +176,15 @@ class Link:
 
     async def _watch(self, backoff: Backoff) -> None:
         request = node_pb2.WatchRequest(watcher_id=self._watcher_id)
+        losses = self._losses
         reports = stream(self.pool, _WATCH, request, node_pb2.WatchResponse, self._metadata, None)
         async with contextlib.aclosing(reports):
             wait = CALL_TIMEOUT
             while True:
                 async with asyncio.timeout(wait):
                     report = await anext(reports, None)
-                if report is None:
-                    return
+                if report is None or losses != self._losses:
+                    return  # a watch may outlive, on a connection that is leaving, what it told of: begin anew
                 if not self._heard(report):
                     return
                 if wait == SILENCE:

@@ -54,6 +54,8 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     header_timeout: float = 10.0  # a request's headers must arrive in this time
     body_timeout: float = 60.0  # the longest pause while a request's body arrives
     idle_timeout: float = 300.0  # a connection without a request is closed after this
+    max_connection_age: float = 0.0  # a connection is replaced after this, without a failed call; 0: never
+    max_connection_age_grace: float = 600.0  # requests on an old connection have so long to end
     otlp_endpoint: str = ""  # OTLP/HTTP trace collector; empty switches tracing off
     tls: TlsConfig = TlsConfig()  # of the public port of the router, and of nodes beyond loopback
 
@@ -63,6 +65,11 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         for name in ("drain_timeout", "keepalive_time", "keepalive_timeout", "header_timeout", "body_timeout"):
             value = getattr(self, name)
             _need(0 < value <= 86_400, f"server.{name}", f"must be over 0 and at most 86400 seconds, not {value}")
+        for name, least in (("max_connection_age", 0.0), ("max_connection_age_grace", 0.1)):
+            value = getattr(self, name)
+            _need(
+                least <= value <= 31_536_000, f"server.{name}", f"must be {least:g} to 31536000 seconds, not {value}"
+            )
         _need(self.max_body_bytes >= 1024, "server.max_body_bytes", "must be 1024 bytes or more")
         _need(4096 <= self.max_header_bytes <= 256 << 10, "server.max_header_bytes", "must be 4096 to 262144 bytes")
         _need(

@@ -146,7 +146,7 @@ class Inbound(ABC):
         if kind in _BLOCKS:
             self._block = 0 if frame[4] & _END_HEADERS else self._block + 1
             if self._block > _MAX_CONTINUATIONS:
-                raise ProtocolError("a header block in too many frames")
+                raise DenialOfServiceError("a header block in too many frames")
         self._feed(frame)
 
     def _feed(self, piece: memoryview) -> None:
@@ -180,7 +180,7 @@ class Inbound(ABC):
     def _believe(self, stream_id: int, headers: Any, kind: Kind) -> tuple[seam.Header, ...] | None:
         """The block, or None when it is malformed: the stream is reset then."""
         if len(headers) > self._max_fields:
-            raise ProtocolError(f"a header block of {len(headers)} fields")
+            raise DenialOfServiceError(f"a header block of {len(headers)} fields")
         block = believed(headers, kind)
         if block is None:
             self._events.append(("on_oddity",))

@@ -9,7 +9,9 @@ import os
 import socket
 import ssl
 import stat
+from functools import partial
 
+from shared.net.ages import Ages
 from shared.net.api import Acceptor, Headers, HttpHandler, ServerSink, ServerStream
 from shared.net.flusher import Flusher
 from shared.net.grpc_wire import is_grpc
@@ -63,6 +65,9 @@ class Listener:
         self._date = HttpDate()
         self._uploads = Uploads(flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
         self._http2 = Http2Front(http_handler, settings, flusher, self._uploads, self._date)
+        self._ages = Ages(
+            flusher.loop, flusher.counters, settings.max_connection_age, settings.max_connection_age_grace
+        )
         self._servers: list[asyncio.Server] = []
         self._served: set[Served] = set()
         self._emptied = asyncio.Event()
@@ -134,15 +139,19 @@ class Listener:
         conn: H2ServerProtocol | Http1Protocol
         if http2:
             conn = H2ServerProtocol(self._accept, self._settings, self._flusher, self._gone)
+            self._ages.add(conn, conn.go_away)
         else:
             conn = Http1Protocol(
                 self._http_handler, self._settings, self._flusher, self._uploads, self._gone, self._date
             )
+            # Its next answer says that it is the last: closed while idle, it could cross a request.
+            self._ages.add(conn, partial(setattr, conn, "draining", True))
         self._served.add(conn)
         return conn
 
     def _gone(self, conn: Served) -> None:
         self._served.discard(conn)
+        self._ages.discard(conn)
         if not self._served:
             self._emptied.set()
 

@@ -14,6 +14,7 @@ from shared.net.api import ClientSink, ClientStream, Headers
 from shared.net.client import ClientOwner, H2ClientProtocol
 from shared.net.counters import NetCounters
 from shared.net.flusher import Flusher
+from shared.net.handover import Handover
 from shared.net.settings import NetSettings
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ _SURPLUS_AFTER = 30.0  # seconds of low load before one connection too many is l
 class Pool(ClientOwner):
     """An Upstream. ``address`` is ``host:port``, ``[v6]:port`` or ``unix:/path``.
 
-    ``on_state(up)`` is called when the first connection is ready and when the last one that takes streams is gone;
+    ``on_state(up)`` is called when the first connection is ready and when the last one that takes streams is gone; not
+    when that said GOAWAY and its successor comes at once: requests wait for that (handover.py).
     ``on_room()`` once after ``open`` returned None, when a stream can be opened again. Both may be called in the
     middle of a batch. ``server_hostname`` is the name to verify in the peer's certificate, the host by default.
     Raises ValueError for an address that makes no sense.
@@ -60,6 +62,7 @@ class Pool(ClientOwner):
         self._wanted = settings.connections
         self._failures = 0
         self._starved = False
+        self._handover: Handover | None = None  # the last connection is leaving, the next being dialled
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
         self._work = asyncio.Event()  # the keeper should look
@@ -96,6 +99,8 @@ class Pool(ClientOwner):
                 if load < least and load < conn.limit:
                     best, least = conn, load
             if best is None:
+                if self._handover is not None:
+                    return self._handover.hold(headers, sink, end)
                 self._starve()
                 return None
             stream = best.open(headers, sink, end)
@@ -108,6 +113,7 @@ class Pool(ClientOwner):
     async def close(self, grace: float = 0.0) -> None:
         """Take no new streams, wait up to ``grace`` seconds for those in flight, then close everything."""
         self._closed = True
+        self._end_handover(None)
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -143,7 +149,9 @@ class Pool(ClientOwner):
         self.last_error = ""
         self._ready.append(conn)
         self._work.set()
-        if len(self._ready) == 1 and self.on_state is not None:
+        if self._handover is not None:
+            self._end_handover(conn)
+        elif len(self._ready) == 1 and self.on_state is not None:
             self.on_state(True)
         self._feed()
 
@@ -156,14 +164,37 @@ class Pool(ClientOwner):
                 self._failures = 0
             else:
                 self._failures += 1
-            if not self._ready and self.on_state is not None:
-                self.on_state(False)
+            if not self._ready:
+                if conn.dead or self._closed:
+                    self._down()
+                else:
+                    settings = self.settings
+                    self._handover = Handover(
+                        self._flusher.loop, settings.connect_timeout, settings.max_streams, self._no_successor
+                    )
         self._work.set()
 
     def on_gone(self, conn: H2ClientProtocol) -> None:
         """The transport is gone."""
         self._leaving.discard(conn)
         self._quiet.set()
+
+    # Between the last connection and the next.
+
+    def _end_handover(self, conn: H2ClientProtocol | None) -> None:
+        handover, self._handover = self._handover, None
+        if handover is not None:
+            handover.end(conn)
+
+    def _no_successor(self) -> None:
+        """The peer that said GOAWAY is not to be had again."""
+        if self._handover is not None:
+            self._end_handover(None)
+            self._down()
+
+    def _down(self) -> None:
+        if self.on_state is not None:
+            self.on_state(False)
 
     # How many connections.
 
@@ -266,6 +297,7 @@ class Pool(ClientOwner):
 
     def _dial_failed(self, conn: H2ClientProtocol, why: str) -> None:
         conn.drop()
+        self._no_successor()
         self.counters.dials_failed += 1
         if why != self.last_error:
             # Said once per cause: a node that stays away would fill the log.

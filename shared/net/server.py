@@ -291,7 +291,7 @@ class H2ServerProtocol(H2Connection):
         return self.engine.peer_window(stream_id) > 0 and self.engine.peer_window(0) > 0
 
     def on_tick(self, now: float) -> float:
-        """Graceful end in two steps; idle and old connections; answers nobody takes."""
+        """Graceful end in two steps; idle connections; answers nobody takes."""
         settings = self.settings
         due = now + 3600.0
         if self._leaving_at > 0:
@@ -302,14 +302,10 @@ class H2ServerProtocol(H2Connection):
         if self.table or self.last_peer_stream != self._busy:
             self._busy_at = now
             self._busy = self.last_peer_stream
-        if settings.idle_timeout:
+        if settings.idle_timeout and not self._leaving_at:
             if now - self._busy_at >= settings.idle_timeout:
                 self.retire("idle")
             due = min(due, self._busy_at + settings.idle_timeout)
-        if settings.max_connection_age:
-            if now - self.vitals.born >= settings.max_connection_age:
-                self.retire("max_age")
-            due = min(due, self.vitals.born + settings.max_connection_age)
         for stream, since in list(self._blocked.values()):
             if now - since >= settings.stall_timeout and not stream.closed:
                 del self._blocked[stream.id]

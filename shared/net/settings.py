@@ -45,7 +45,8 @@ class NetSettings:
     header_timeout: float = 10.0  # a frame, and a connection's first SETTINGS, must be complete in this time
     stall_timeout: float = 120.0  # a peer that takes no byte of a full transport for so long is cut off
     idle_timeout: float = 300.0  # a server connection without a stream for so long is closed gracefully; 0: never
-    max_connection_age: float = 0.0  # a server connection is closed gracefully after this; 0: never
+    max_connection_age: float = 0.0  # a listener's connection is closed gracefully after this; 0: never
+    max_connection_age_grace: float = 600.0  # and cut off so long after that
     close_timeout: float = 5.0  # a closed connection whose last bytes are not taken in this time is aborted
 
     # Budgets per connection. A peer that overdraws one gets GOAWAY ENHANCE_YOUR_CALM.
@@ -95,6 +96,8 @@ class NetSettings:
             keepalive_timeout=server.keepalive_timeout,
             header_timeout=server.header_timeout,
             idle_timeout=server.idle_timeout,
+            max_connection_age=server.max_connection_age,
+            max_connection_age_grace=server.max_connection_age_grace,
             max_connections_served=server.max_connections,
             max_body_bytes=server.max_body_bytes,
             body_timeout=server.body_timeout,

@@ -116,6 +116,21 @@ async def test_one_port_serves_http_1_http_2_and_grpc():
         assert len(made.exchanges) == 5
 
 
+async def test_an_old_http_1_connection_ends_with_an_answer_and_never_across_a_request():
+    async with house(changes={"max_connection_age": 0.05}) as (made, listener):
+        host, _, port = listener.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        ask = b"GET /v1/x HTTP/1.1\r\nhost: a\r\n\r\n"
+        writer.write(ask)
+        assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: made.flusher.counters.reasons.get("max_age"))
+        assert listener.connections == 1
+        writer.write(ask)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert b"connection: close" in answer and answer.count(b"HTTP/1.1 200") == 1
+        writer.close()
+
+
 async def test_large_bodies_pass_both_ways_over_every_protocol(tmp_path: Path):
     body = os.urandom(3 << 20).hex().encode()
     (tmp_path / "body").write_bytes(body)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shared.net.api import CANCEL, Headers, ServerStream
+from shared.net.api import CANCEL, REFUSED_STREAM, Headers, ServerStream
 from shared.net.client import H2ClientProtocol
 from shared.net.flusher import Flusher
 from shared.net.pool import Pool
@@ -173,7 +173,8 @@ async def test_a_peer_that_restarts_is_connected_again(peer: Peer):
         port = peer.port
         await peer.stop()
         assert await closed(asked) == (CANCEL, False)
-        await until(lambda: not pool.connected, "disconnected")
+        await until(lambda: pool.last_error, "a dial has failed")
+        assert states == [True, False]
         again = await Peer().start(port)
         await until(lambda: pool.connected, "connected again")
         assert states == [True, False, True]
@@ -230,6 +231,79 @@ async def test_no_call_fails_while_the_peer_sends_goaway_again_and_again(peer: P
 
         await asyncio.gather(*(caller() for _ in range(8)), shaker())
     assert failed == []
+
+
+def ask_when_leaving(pool: Pool, n: int) -> list[Asked]:
+    """Requests made at the very moment at which the last connection has said that it leaves."""
+    owners: list[Asked] = []
+    real = pool.on_leaving
+
+    def on_leaving(conn: H2ClientProtocol) -> None:
+        real(conn)
+        assert not pool.connected
+        owners.extend(ask(pool) for _ in range(n))
+
+    pool.on_leaving = on_leaving  # type: ignore[method-assign]
+    return owners
+
+
+async def test_requests_between_a_goaway_and_the_next_connection_wait_for_it(peer: Peer):
+    told: list[bool] = []
+    async with pool_to(peer.port, on_state=told.append) as pool:
+        await until(lambda: pool.connected, "connected")
+        owners = ask_when_leaving(pool, 20)
+        for goaways in range(1, 4):
+            peer.conns[-1].go_away()
+            await until(lambda n=20 * goaways: len(owners) == n, "asked")  # type: ignore[misc]
+            assert [await closed(asked) for asked in owners] == [(0, False)] * 20 * goaways
+            assert all(asked.data == b"answer" for asked in owners)
+        assert told == [True]
+        del pool.on_leaving
+    assert told == [True, False]
+
+
+async def test_a_peer_that_says_goaway_and_is_gone_gives_the_requests_back(peer: Peer):
+    told: list[bool] = []
+    async with pool_to(peer.port, on_state=told.append) as pool:
+        await until(lambda: pool.connected, "connected")
+        owners = ask_when_leaving(pool, 3)
+        assert peer.server is not None
+        peer.server.close()
+        peer.conns[0].go_away()
+        await until(lambda: owners, "asked")
+        assert [await closed(asked) for asked in owners] == [(REFUSED_STREAM, True)] * 3
+        assert told == [True, False]
+        assert pool.open(REQUEST, Asked(), True) is None
+        assert pool.last_error
+
+
+async def test_a_connection_that_just_breaks_is_not_waited_for(peer: Peer):
+    told: list[bool] = []
+    async with pool_to(peer.port, on_state=told.append) as pool:
+        await until(lambda: pool.connected, "connected")
+        refused: list[object] = []
+        real = pool.on_leaving
+
+        def on_leaving(conn: H2ClientProtocol) -> None:
+            real(conn)
+            refused.append(pool.open(REQUEST, Asked(), True))
+
+        pool.on_leaving = on_leaving  # type: ignore[method-assign]
+        peer.conns[0].transport.abort()
+        await until(lambda: refused, "the connection is lost")
+        assert refused == [None]
+        assert told[:2] == [True, False]
+        del pool.on_leaving
+
+
+async def test_a_pool_that_is_closed_in_between_gives_the_requests_back(peer: Peer):
+    async with pool_to(peer.port, dataclasses.replace(FAST, reconnect_min=5.0, reconnect_max=5.0)) as pool:
+        await until(lambda: pool.connected, "connected")
+        owners = ask_when_leaving(pool, 3)
+        peer.conns[0].go_away()  # so young that the next dial waits
+        await until(lambda: owners, "asked")
+        await pool.close()
+        assert [await closed(asked) for asked in owners] == [(REFUSED_STREAM, True)] * 3
 
 
 async def test_load_near_the_limit_dials_one_more_and_no_more_than_allowed(peer: Peer):
