@@ -74,18 +74,18 @@ def corrected(node: NodeState, cost: float, now: float) -> float:
     return cost if cost > 0.0 else 0.0
 
 
-def load_level(node: NodeState, usual: float) -> int:
+def load_level(node: NodeState, quickest: float) -> int:
     """The bucket of a node by what it would cost whoever comes next: 0 (idle) to LEVELS - 1, 4.4 % a level.
 
-    ``usual`` is the pool's mean of seconds per prompt token: a node clearly slower than that carries the difference for
-    a prompt of nominal length, so that among idle nodes the fast ones are drawn first.
+    ``quickest`` is the pool's least seconds per prompt token: a node clearly slower than that carries the difference
+    for a prompt of nominal length, so that among idle nodes the fast ones are drawn first.
     """
     rate = node.inv_rate
     k = node.used / node.capacity
     left = 1.0 - k
     x = k / (left if left > _LEAST_SHARE else _LEAST_SHARE)  # barrier(), without the call
     wait = node.backlog * rate + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x) + _FLOOR
-    slower = rate - 1.1 * usual
+    slower = rate - 1.1 * quickest
     if slower > 0.0:
         wait += slower * _NOMINAL_PROMPT
     level = int(log2(wait) * 16.0 + 160.0)

@@ -50,7 +50,7 @@ class Dispatcher:
         self._picker = Picker(settings, rng or random.Random(), self._registry.slots, self._registry.owners)
         self.resolve: Callable[[str], tuple[Pool, ...]] = self._registry.resolve
         """The pools behind a model or alias, the one to use first; empty when the name is unknown."""
-        self._waiting = WaitingRoom(settings, self._grant_ticket, self._required, wake)
+        self._waiting = WaitingRoom(settings, self._grant_ticket, self._required, self._find, wake)
 
     # Requests.
 
@@ -80,12 +80,14 @@ class Dispatcher:
         if total > pool.safe_total:
             total = self._total(pool, ask, prompt)
         waiting = pool.queue.count
-        if not waiting or (waiting <= LOOK_AHEAD and not pool.queue.holds(ask.tenant)):
+        if not waiting or self._may_look(pool, ask):
             if waiting:
                 self._waiting.protect_head(pool, now)
             keys = self._picker.keys(pool, ask)
             chosen = self._picker.choose(pool, keys, prompt, total, now)
-            if chosen is not None and (not waiting or self._waiting.allows(chosen[0])):
+            if waiting:
+                chosen = self._beside_others(pool, keys, prompt, total, now, chosen, ask.priority)
+            if chosen is not None:
                 return self._grant(pool, ask, keys, prompt, total, chosen)
         if self._waiting.count >= self.settings.max_queued:
             raise errors.queue_full(pool, self.settings.max_queued)
@@ -171,7 +173,7 @@ class Dispatcher:
         total = self._total(pool, ask, prompt)
         keys = self._picker.keys(pool, ask, touch=False)
         ahead = pool.queue.count
-        waits = f"{ahead} others wait before it" if ahead > LOOK_AHEAD or pool.queue.holds(ask.tenant) else ""
+        waits = f"{ahead} others wait before it" if ahead and not self._may_look(pool, ask) else ""
         return explain.explain(self._picker, pool, keys, prompt, total, now, waits, limit)
 
     # Nodes.
@@ -289,6 +291,34 @@ class Dispatcher:
         if not self.settings.require_session_affinity or not ticket.ask.session:
             return None
         return self._picker.required(ticket.pool, self._picker.keys(ticket.pool, ticket.ask, touch=False))
+
+    def _may_look(self, pool: Pool, ask: Ask) -> bool:
+        """While others wait, whether a newcomer is near enough to the front to look for a node of its own."""
+        return pool.queue.flows < LOOK_AHEAD and not pool.queue.holds(ask)
+
+    def _beside_others(
+        self, pool: Pool, keys: Keys, prompt: int, total: int, now: float, chosen: Candidate | None, priority: int
+    ) -> Candidate | None:
+        """What a newcomer may have while others wait: ``chosen`` or the next best, if that is not ahead of its pace;
+        or the node that is kept free for one who is less urgent."""
+        allows = self._waiting.allows
+        if chosen is not None and not allows(chosen[0]):
+            chosen = self._picker.choose(pool, keys, prompt, total, now, (chosen[0].id,))
+            if chosen is not None and not allows(chosen[0]):
+                chosen = None
+        if chosen is None:
+            node = self._waiting.taken_back(pool, priority, now, total)
+            if node is not None and self._picker.required(pool, keys) in (None, node):
+                return self._picker.expected(pool, keys, node, prompt)
+        return chosen
+
+    def _find(self, ticket: Ticket, now: float) -> NodeState | None:
+        """A node for a ticket that has come to the front of its tenant's line."""
+        pool = ticket.pool
+        keys = self._picker.keys(pool, ticket.ask)
+        chosen = self._picker.choose(pool, keys, ticket.prompt, ticket.total, now)
+        chosen = self._beside_others(pool, keys, ticket.prompt, ticket.total, now, chosen, ticket.priority)
+        return chosen[0] if chosen is not None else None
 
     def _cancelled(self, ticket: Ticket) -> None:
         self._waiting.cancel(ticket, self._clock())

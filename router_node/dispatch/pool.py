@@ -61,6 +61,7 @@ class Pool:
 
     __slots__ = (
         "aliases",
+        "best_rate",
         "block",
         "default_max_tokens",
         "earmark",
@@ -74,13 +75,13 @@ class Pool:
         "model",
         "nodes",
         "queue",
+        "quickest",
         "rate",
         "revision",
         "ring",
         "rooms",
         "safe_total",
         "salt",
-        "usual",
     )
 
     def __init__(self, model: str, revision: str, settings: DispatchSettings) -> None:
@@ -105,8 +106,10 @@ class Pool:
         """Nodes that take requests now or soon."""
         self.rate = 0.0
         """Mean prefill rate of its nodes, tokens a second; 0 when none has reported any."""
-        self.usual = 1.0 / cost.DEFAULT_RATE
-        """The inverse: seconds per prompt token."""
+        self.best_rate = 0.0
+        """The best prefill rate of its nodes of late, tokens a second."""
+        self.quickest = 1.0 / cost.DEFAULT_RATE
+        """Its inverse: seconds per prompt token."""
         self.mean_wait = 0.0
         """Mean of the reported prefill queues, in seconds."""
         self.default_max_tokens = 1
@@ -173,7 +176,7 @@ class Pool:
         if free > 0 and node is not self.earmark:
             node.room = free
             slot = node.slot
-            level = cost.load_level(node, self.usual)
+            level = cost.load_level(node, self.quickest)
             if self.load.levels[slot] != level:
                 self.load.place(node, level)
             if not shrunk:
@@ -190,7 +193,9 @@ class Pool:
         weight = 1.0 / (len(self.nodes) + 1)
         if node.prefill_rate > 0.0:
             self.rate += (node.prefill_rate - self.rate) * (weight if self.rate else 1.0)
-            self.usual = 1.0 / self.rate
+            # The fastest may leave or slow down, so what is remembered of it fades: a tenth in ten rounds of reports.
+            self.best_rate = max(node.prefill_rate, self.best_rate * (1.0 - 0.01 * weight))
+            self.quickest = 1.0 / self.best_rate
         node.inv_rate = 1.0 / (node.prefill_rate or self.rate or cost.DEFAULT_RATE)
         self.mean_wait += (node.queued * node.inv_rate - self.mean_wait) * weight
         live = node.link_up and node.ready and not node.draining and node.reported_at >= 0.0

@@ -68,7 +68,7 @@ class Ticket:
         """KV tokens wanted, before rounding to blocks."""
         self.arrived = arrived
         self.expires = expires
-        self.priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, ask.priority))
+        self.priority = _bounded(ask.priority)
         self.on_grant = on_grant
         self.on_refuse = on_refuse
         self._on_cancel = on_cancel
@@ -123,25 +123,27 @@ class _Level:
 class WaitQueue:
     """The line of one pool. The owner bounds its length."""
 
-    __slots__ = ("_ageing", "_last_served", "_levels", "_mean_gap", "_order", "_tenants", "_weights", "count")
+    __slots__ = ("_ageing", "_last_served", "_levels", "_mean_gap", "_order", "_weights", "count", "flows")
 
     def __init__(self, ageing: float, weights: Mapping[str, float]) -> None:
         self._ageing = ageing
         self._weights = weights
         self._levels: dict[int, _Level] = {}
-        self._tenants: dict[str, int] = {}  # tickets by tenant
         self._order = 0
         self._mean_gap = 0.0  # seconds between two grants while requests wait; 0 when unknown
         self._last_served: float | None = None
         self.count = 0
         """Tickets waiting."""
+        self.flows = 0
+        """Tenants waiting, each once for every priority."""
 
     def __len__(self) -> int:
         return self.count
 
-    def holds(self, tenant: str) -> bool:
-        """Some ticket of this tenant waits."""
-        return tenant in self._tenants
+    def holds(self, ask: Ask) -> bool:
+        """A request of the same tenant and priority waits: ``ask`` must come after it."""
+        level = self._levels.get(_bounded(ask.priority))
+        return level is not None and ask.tenant in level.flows
 
     def push(self, ticket: Ticket) -> None:
         """Join the line. Tickets must come in the order of ``arrived``, or nearly so."""
@@ -153,13 +155,13 @@ class WaitQueue:
         if flow is None:
             self._order += 1
             flow = level.flows[tenant] = _Flow(level, tenant, self._order)
+            self.flows += 1
             # A tenant that was away gets no credit for it: its turn ends one request's worth after the present.
             flow.tag = level.clock + ticket.total / self._weights.get(tenant, 1.0)
             insort(level.active, (flow.tag, flow.order, flow))
         flow.tickets[ticket] = None
         level.fifo[ticket] = None
         ticket._flow = flow
-        self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
         self.count += 1
 
     def remove(self, ticket: Ticket) -> None:
@@ -171,14 +173,10 @@ class WaitQueue:
         level = flow.level
         del flow.tickets[ticket]
         del level.fifo[ticket]
-        left = self._tenants[flow.tenant] - 1
-        if left:
-            self._tenants[flow.tenant] = left
-        else:
-            del self._tenants[flow.tenant]
         if not flow.tickets:
             del level.active[bisect_left(level.active, (flow.tag, flow.order, flow))]
             del level.flows[flow.tenant]
+            self.flows -= 1
             if not level.fifo:
                 del self._levels[level.priority]
         self.count -= 1
@@ -192,9 +190,8 @@ class WaitQueue:
             return
         level = flow.level
         level.clock = max(level.clock, flow.tag)
-        if len(flow.tickets) > 1:
-            tickets = iter(flow.tickets)
-            after = next(each for each in tickets if each is not ticket)
+        after = self.behind(ticket)
+        if after is not None:
             del level.active[bisect_left(level.active, (flow.tag, flow.order, flow))]
             flow.tag += after.total / self._weights.get(flow.tenant, 1.0)
             insort(level.active, (flow.tag, flow.order, flow))
@@ -203,6 +200,14 @@ class WaitQueue:
             gap = max(0.0, now - last)
             self._mean_gap += (gap - self._mean_gap) * (_GAP_GAIN if self._mean_gap else 1.0)
         self.remove(ticket)
+
+    def behind(self, ticket: Ticket) -> Ticket | None:
+        """Who will be first of its tenant when ``ticket``, which is that now, leaves; else None."""
+        flow = ticket._flow
+        if flow is None:
+            return None
+        tickets = iter(flow.tickets)
+        return next(tickets, None) if next(tickets) is ticket else None
 
     def head(self) -> Ticket | None:
         """Who is next."""
@@ -241,5 +246,13 @@ class WaitQueue:
             return RETRY_UNKNOWN
         return min(RETRY_MAX, max(RETRY_MIN, (self.count + 1) * self._mean_gap))
 
+    def rank(self, priority: int, arrived: float) -> float:
+        """Lower goes first: priority and age in one number."""
+        return priority * self._ageing + arrived
+
     def _key(self, ticket: Ticket) -> float:
         return ticket.priority * self._ageing + ticket.arrived
+
+
+def _bounded(priority: int) -> int:
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))

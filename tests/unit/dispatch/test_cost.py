@@ -120,6 +120,6 @@ def test_load_level_tells_one_request_from_none_and_thirty_from_thirty_four() ->
 
 
 def test_slow_idle_node_is_in_a_worse_bucket_than_a_fast_one() -> None:
-    usual = 1.0 / 8000
-    assert cost.load_level(node_with(rate=8000), usual) < cost.load_level(node_with(rate=800), usual)
-    assert cost.load_level(node_with(rate=7600), usual) == cost.load_level(node_with(rate=8400), usual)
+    quickest = 1.0 / 8400
+    assert cost.load_level(node_with(rate=8000), quickest) < cost.load_level(node_with(rate=800), quickest)
+    assert cost.load_level(node_with(rate=7800), quickest) == cost.load_level(node_with(rate=8400), quickest)

@@ -102,7 +102,7 @@ def test_a_tenant_gets_no_second_turn_by_leaving_and_coming_back() -> None:
         queue.push(ticket("steady", arrived=i * 0.01))
     turns = []
     for _ in range(8):
-        if not queue.holds("popper"):
+        if not queue.holds(Ask("m", tenant="popper")):
             queue.push(ticket("popper"))
         turns.append(drain(queue, 1)[0].ask.tenant)
     assert turns.count("popper") <= 5
@@ -122,7 +122,9 @@ def test_cancelled_tickets_are_never_served_and_all_others_are(
         queue.remove(each)
     assert len(queue) == len(tickets) - len(gone)
     for tenant in "abc":
-        assert queue.holds(tenant) == any(t.ask.tenant == tenant and t not in gone for t in tickets)
+        for priority in range(3):
+            kept = any((t.ask.tenant, t.priority) == (tenant, priority) and t not in gone for t in tickets)
+            assert queue.holds(Ask("m", tenant=tenant, priority=priority)) == kept
     served = drain(queue)
     assert set(served) == set(tickets) - set(gone)
     assert len(queue) == 0 and queue.head() is None and not any(each.waiting for each in tickets)
