@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shared.net.gather import Piece, gather
 from shared.net.settings import MAX_FRAME
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Backlog:
 
     def __init__(self, stream: H2ClientStream) -> None:
         self._stream = stream
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[Piece | memoryview] = deque()
         self._size = 0
         self._ended = False
         self._trailers: CheckedHeaders | None = None
@@ -37,7 +38,7 @@ class Backlog:
         """Queue bytes behind those that are here."""
         stream = self._stream
         if data:
-            self._chunks.append(data)
+            gather(self._chunks, data)  # type: ignore[arg-type]
             self._size += len(data)
             stream.queued += len(data)
         if end:
@@ -74,11 +75,14 @@ class Backlog:
             while chunks and room:
                 data = chunks.popleft()
                 if len(data) > room:
+                    # A view: copying the rest for each frame would cost a large body the square of its length.
+                    data = memoryview(data)
                     chunks.appendleft(data[room:])
                     data = data[:room]
                 room -= len(data)
                 fed += len(data)
-                conn.engine.send(stream.id, data, end_stream=self._ended and not chunks and self._trailers is None)
+                last = self._ended and not chunks and self._trailers is None
+                conn.engine.send(stream.id, bytes(data), end_stream=last)
             if not chunks:
                 if self._trailers is not None:
                     conn.engine.trailers(stream.id, self._trailers)

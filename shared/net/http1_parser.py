@@ -17,6 +17,7 @@ import httptools
 
 from shared.errors import Code, LayaError, invalid
 from shared.net.api import Headers
+from shared.net.gather import Piece, gather, whole
 
 # A callback for each whole request: method, target, headers, body, keep-alive, whether the client speaks HTTP/1.1.
 OnRequest = Callable[[bytes, bytes, Headers, bytes, bool, bool], None]
@@ -111,7 +112,7 @@ class RequestParser:
         self._chunked = False
         self._close = self._keep = self._upgrade = self._expect = False
         self._nominated: set[bytes] | None = None
-        self._body: list[bytes] = []
+        self._body: list[Piece] = []
         self._got = 0
 
     @property
@@ -306,7 +307,7 @@ class RequestParser:
         got = self._got = self._got + len(piece)
         if got > self._max_body:
             raise self._body_too_large()
-        self._body.append(piece)
+        gather(self._body, piece)
 
     def on_message_complete(self) -> None:
         """The request is whole, unless llhttp takes its body for another protocol's bytes."""
@@ -322,12 +323,11 @@ class RequestParser:
         self._complete(last=True)
 
     def _complete(self, last: bool) -> None:
-        body = self._body
-        whole = body[0] if len(body) == 1 else b"".join(body)
+        body = whole(self._body)
         self._body = []
         self._state = _DONE if last else _IDLE
         if self._on_request is not None:
-            self._on_request(self._method, self._target, self._kept, whole, not last, self._modern)
+            self._on_request(self._method, self._target, self._kept, body, not last, self._modern)
 
     def _head_too_large(self) -> Refusal:
         text = f"The request's headers are limited to {self._max_header} bytes: send fewer or shorter ones."

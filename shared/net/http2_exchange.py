@@ -9,6 +9,7 @@ from shared import logging
 from shared.errors import Code, LayaError, invalid
 from shared.net.api import INTERNAL_ERROR, Headers, HttpExchange, HttpHandler, ServerSink, ServerStream
 from shared.net.flusher import Flusher
+from shared.net.gather import Piece, gather, whole
 from shared.net.http1_response import HOP_BY_HOP, NO_CONTENT, HttpDate, error_answer, given_length
 from shared.net.settings import NetSettings
 from shared.net.uploads import Uploads, crowded_error, stalled_error
@@ -65,7 +66,7 @@ class Http2Exchange(HttpExchange, ServerSink):
         self._front = front
         self._stream = stream
         self._state = _UPLOADING
-        self._parts: list[bytes] = []
+        self._parts: list[Piece] = []
         self._got = 0
         self._length: int | None = None
         self.method = self.target = self.body = b""
@@ -184,7 +185,7 @@ class Http2Exchange(HttpExchange, ServerSink):
         if self._got > self._front.max_body:
             self._refuse_body()
             return
-        self._parts.append(data)
+        gather(self._parts, data)
         if end:
             self._whole()
         else:
@@ -229,7 +230,7 @@ class Http2Exchange(HttpExchange, ServerSink):
             self._refuse("framing", invalid(text))
             return
         parts, self._parts = self._parts, []
-        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.body = whole(parts)
         self.received_at = perf_counter()
         self._state = _FRESH
         self._front.dispatch(self)

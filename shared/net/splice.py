@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from shared.errors import LayaError, unavailable
 from shared.net.api import CANCEL, NO_ERROR, ClientSink, ClientStream, Headers, ServerSink, ServerStream, Upstream
+from shared.net.gather import Piece, gather
 
 _REPLAY_BYTES = 64 << 10
 GRPC_HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -56,7 +57,7 @@ class Splice(ServerSink, ClientSink):
         self.complete = False
         self.request_ended = False
         self.grpc_status = b""
-        self._early: list[bytes] | None = []  # the request so far, while it may have to be sent (again)
+        self._early: list[Piece] | None = []  # the request so far, while it may have to be sent (again)
         self._early_bytes = 0
         self._early_trailers: Headers | None = None
         self._granted = 0  # request bytes acknowledged to the client
@@ -92,12 +93,12 @@ class Splice(ServerSink, ClientSink):
         if early or trailers is not None:
             last = len(early) - 1
             for i, data in enumerate(early):
-                up.send(data, ended and trailers is None and i == last)
+                up.send(bytes(data), ended and trailers is None and i == last)
             if trailers is not None:
                 up.trailers(trailers)
         return True
 
-    def early_data(self) -> list[bytes]:
+    def early_data(self) -> list[Piece]:
         """The request bytes that have come so far; only before ``join``, or while ``can_replay``."""
         return self._early if self._early is not None else []
 
@@ -165,7 +166,7 @@ class Splice(ServerSink, ClientSink):
             if up is not None and self._early_bytes + len(data) > self.replay_bytes:
                 self._early = None
             else:
-                early.append(data)
+                gather(early, data)
                 self._early_bytes += len(data)
         if up is not None:
             up.send(data, end)
