@@ -2,8 +2,12 @@
 
 Admission stands before both services and the node's HTTP. It holds KV blocks in the ledger for all that a request may
 need, keeps the prompt tokens in prefill under a cap (so that a burst of prompts cannot ruin everyone's first token),
-and lets in no more sequences than the engine runs. What does not fit now waits by priority, then in order of arrival,
-in a bounded queue and for a bounded time.
+and lets in no more sequences than the engine runs. What does not fit now waits in its lane (``lanes``), in a bounded
+queue and for a bounded time.
+
+Two lanes share the blocks. A request that is first in its lane and finds no room may be passed by the other lane's,
+for as many blocks as it asks for itself and not by a lower priority; then what comes free is kept for it. So short
+prompts flow past a long one that waits, and yet it gets its turn.
 
 ``submit`` and ``expire`` are plain calls on an injected clock; ``admit`` is the same for a task that waits.
 """
@@ -11,148 +15,46 @@ in a bounded queue and for a bounded time.
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from inference_node import waits
+from inference_node.admitted import Admitted
+from inference_node.closings import Closings
 from inference_node.engines.base import EngineInfo
+from inference_node.lanes import Lane, Need, Waiter, first_of, order_of
+from inference_node.lengths import Overcommit
+from inference_node.limits import AdmissionSettings, Ramp
 from inference_node.memory import Hold, Ledger
-from inference_node.rates import Rate
-from shared.config.schema import InferenceConfig
-from shared.errors import Code, LayaError, exhausted, invalid, unavailable
+from inference_node.sizes import Sizes
+from inference_node.waits import Waits
+from shared.errors import Code, LayaError, exhausted
 
-PREFILL_STEPS = 2  # default cap of prefill tokens, in engine steps: one running, one ready to follow
-SHORTEST_RETRY, LONGEST_RETRY, UNKNOWN_RETRY = 0.1, 30.0, 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a request asks for: the tokens of each of its prompts, new tokens per sequence, sequences per prompt."""
-
-    prompts: Sequence[int]
-    max_new_tokens: int
-    n: int = 1
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens, each prompt once."""
-        return sum(self.prompts)
-
-    @property
-    def sequences(self) -> int:
-        """Sequences in all."""
-        return self.n * len(self.prompts)
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
-    """Bounds: waiting requests, seconds they wait, prompt tokens in prefill, sequences in the engine."""
-
-    max_queued: int
-    max_queue_seconds: float
-    max_prefill_tokens: int
-    max_sequences: int
-
-    @staticmethod
-    def of(config: InferenceConfig, info: EngineInfo) -> AdmissionSettings:
-        """From the node's configuration, with the engine's own figures where it says 0."""
-        return AdmissionSettings(
-            config.max_queued,
-            config.max_queue_seconds,
-            config.max_prefill_tokens or PREFILL_STEPS * info.max_prefill_tokens,
-            info.max_num_seqs,
-        )
-
-
-class Admitted:
-    """One admitted request. ``release`` it exactly when it has ended; more calls change nothing."""
-
-    __slots__ = ("_admission", "_hold", "_prefill", "_sequences")
-
-    def __init__(self, admission: Admission, hold: Hold, need: Need) -> None:
-        self._admission = admission
-        self._hold = hold
-        self._prefill = need.prefill_tokens
-        self._sequences = need.sequences
-
-    @property
-    def blocks(self) -> int:
-        """KV blocks it holds."""
-        return self._hold.blocks
-
-    def prefill_done(self) -> None:
-        """The first token is there: the request's share of the prefill cap is free."""
-        tokens = self._prefill
-        if tokens:
-            self._prefill = 0
-            self._admission._prefill_done(tokens)
-
-    def release(self) -> None:
-        """The request has ended."""
-        if not self._hold.released:
-            tokens, self._prefill = self._prefill, 0
-            self._admission._release(self._hold, tokens, self._sequences)
-
-
-class Waiter:
-    """One waiting request; ``settle`` is called once, with what became of it. ``cancel`` when nobody waits any more."""
-
-    __slots__ = ("_admission", "_settle", "asked", "blocks", "by_deadline", "expires", "need", "order", "priority")
-
-    def __init__(self, admission: Admission, need: Need, blocks: int, priority: int, order: int) -> None:
-        self._admission = admission
-        self._settle: Callable[[Admitted | LayaError], None] | None = None
-        self.need = need
-        self.blocks = blocks
-        self.priority = priority
-        self.order = order
-        self.asked = 0.0
-        self.expires = 0.0
-        self.by_deadline = False
-
-    def __lt__(self, other: Waiter) -> bool:
-        return (self.priority, self.order) < (other.priority, other.order)
-
-    @property
-    def settled(self) -> bool:
-        """Whether it has been admitted, refused or cancelled."""
-        return self._settle is None
-
-    def settle(self, outcome: Admitted | LayaError) -> None:
-        """Hand the outcome over; later calls change nothing."""
-        callback, self._settle = self._settle, None
-        if callback is not None:
-            callback(outcome)
-
-    def cancel(self) -> None:
-        """Leave the queue."""
-        if self._settle is not None:
-            self._settle = None
-            self._admission._left(self)
+__all__ = ["Admission", "AdmissionSettings", "Admitted", "Need", "Waiter"]
 
 
 class Admission:
     """See the module's docstring. ``on_change`` runs after every change of what a report says."""
 
     def __init__(
-        self, ledger: Ledger, info: EngineInfo, settings: AdmissionSettings, clock: Callable[[], float]
+        self,
+        ledger: Ledger,
+        info: EngineInfo,
+        settings: AdmissionSettings,
+        clock: Callable[[], float],
+        overcommit: Overcommit | None = None,
     ) -> None:
         """``clock`` is in seconds; for ``admit`` it must be the running loop's."""
         self.ledger = ledger
         self.settings = settings
-        self.prefill_in_flight = 0
+        self.waits = Waits(ledger.capacity_blocks, settings.max_sequences, settings.max_prefill_tokens)
+        self.ramp = Ramp(settings.ramp_seconds, clock())
+        self.sizes = Sizes(ledger, info.max_seq_len, overcommit)
+        self.short, self.long = self.lanes = (Lane("short"), Lane("long"))
         self.sequences = 0
-        self.waiting = 0
-        self.waiting_prefill_tokens = 0
         self.on_change: Callable[[], None] = lambda: None
-        self._max_seq_len = info.max_seq_len
         self._clock = clock
-        self._queue: list[Waiter] = []  # heap; settled ones are dropped when they come up
-        self._waiting_blocks = 0
-        self._order = 0
-        self._closed: dict[str, str] = {}
-        self._freed_blocks = Rate(10.0, clock())
-        self._freed_prefill = Rate(10.0, clock())
+        self._number = 0
+        self._closings = Closings()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -162,24 +64,62 @@ class Admission:
         return self.ledger.holds
 
     @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self.short.waiting + self.long.waiting
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """Prompt tokens in the queue."""
+        return self.short.tokens + self.long.tokens
+
+    @property
+    def prefill_in_flight(self) -> int:
+        """Prompt tokens admitted and not yet prefilled."""
+        return self.short.prefill + self.long.prefill
+
+    @property
     def queued_prefill_tokens(self) -> int:
         """Prompt tokens, admitted or waiting, that are not yet prefilled."""
         return self.prefill_in_flight + self.waiting_prefill_tokens
 
     @property
+    def headroom_tokens(self) -> int:
+        """Tokens that may be promised now: capacity minus holds, less while the ramp is on."""
+        ledger = self.ledger
+        return max(0, self._block_limit() - ledger.held_blocks) * ledger.block_tokens
+
+    @property
+    def ramp_share(self) -> float:
+        """Share of the room that is given now, 1 once the ramp is over."""
+        return self.ramp.share(self._clock())
+
+    @property
+    def queue_limit_tokens(self) -> int:
+        """Prompt tokens that may wait in each lane."""
+        settings, rate = self.settings, self.waits.measured_rate
+        if settings.max_queued_tokens:
+            return settings.max_queued_tokens
+        return int(rate * settings.queue_prefill_seconds) if rate > 0.0 else settings.max_prefill_tokens
+
+    @property
     def closed_reason(self) -> str:
         """Why nothing new is taken, empty while it is."""
-        return next(iter(self._closed.values()), "")
+        return self._closings.reason
 
-    def close(self, owner: str, reason: str) -> None:
-        """Take nothing new from now on, for a reason in one sentence; what waits already still gets its turn."""
-        self._closed[owner] = reason
+    def close(self, owner: str, reason: str, *, sheds: bool = False, retry: float = waits.UNKNOWN) -> None:
+        """Take nothing new from now on, for a reason in one sentence; what waits already still gets its turn.
+
+        With ``sheds`` it does not: room is short, so who waits is kept waiting until their time is over. ``retry`` is
+        what a refused client is told, in seconds.
+        """
+        self._closings.add(owner, reason, sheds, retry)
         self.on_change()
 
     def reopen(self, owner: str) -> None:
         """Withdraw one owner's closing."""
-        if self._closed.pop(owner, None) is not None:
-            self.on_change()
+        if self._closings.withdraw(owner):
+            self._changed()
 
     async def wait_idle(self) -> None:
         """Return once nothing runs and nothing waits."""
@@ -228,143 +168,201 @@ class Admission:
         self, need: Need, priority: int, deadline: float | None, settle: Callable[[Admitted | LayaError], None]
     ) -> Admitted | Waiter:
         """Admit at once, or queue; ``settle`` is called only for a Waiter. Raises LayaError for a refusal at once."""
-        blocks = self.check(need)
-        if self._closed:
-            raise unavailable(f"this node takes no new request: {self.closed_reason}", "DRAINING", UNKNOWN_RETRY)
-        if self.waiting == 0 and self._fits(need, blocks):
-            return self._admit(need, blocks)
-        settings = self.settings
-        if self.waiting >= settings.max_queued:
-            raise exhausted(
-                f"this node is busy and {self.waiting} requests wait already; try again later",
-                "QUEUE_FULL",
-                self.retry_after(need, blocks),
-            )
-        self._order += 1
-        waiter = Waiter(self, need, blocks, priority, self._order)
-        waiter._settle = settle
-        waiter.asked = self._clock()
-        waiter.expires = waiter.asked + settings.max_queue_seconds
-        if deadline is not None and deadline < waiter.expires:
-            waiter.expires, waiter.by_deadline = deadline, True
-        heapq.heappush(self._queue, waiter)
-        self.waiting += 1
-        self.waiting_prefill_tokens += need.prefill_tokens
-        self._waiting_blocks += blocks
+        blocks = self.sizes.hold(need)
+        if self._closings:
+            raise self._closings.refusal()
+        lane = self.long if need.prefill_tokens > self.settings.long_prompt_tokens else self.short
+        if self.waiting == 0 and self._lane_open(lane, need) and self._room(need, blocks):
+            return self._admit(lane, need, blocks)
+        waiter = self._waiter(lane, need, blocks, priority, deadline, settle)
+        first = lane.goes_first(waiter)
+        if first:
+            lane.push(waiter)
+            admitted = self._next() is waiter
+            lane.leave(waiter)
+            if admitted:
+                return self._admit(lane, need, blocks)
+        self._check_queue(waiter, first)
+        lane.push(waiter)
         self._idle.clear()
-        self._pump()  # a higher priority may fit where the queue's head does not
+        self._pump()
         self.on_change()
         return waiter
 
-    def check(self, need: Need) -> int:
-        """The blocks a request needs. Raises INVALID_ARGUMENT for one that can never be served."""
-        ledger = self.ledger
-        longest = max(need.prompts)
-        if longest + need.max_new_tokens > self._max_seq_len:
-            raise invalid(
-                f"the prompt has {longest} tokens and max_tokens asks for {need.max_new_tokens} more; the context is "
-                f"{self._max_seq_len} tokens; shorten the prompt or lower max_tokens",
-                "max_tokens" if longest < self._max_seq_len else "prompt",
-                "CONTEXT_TOO_LONG",
-            )
-        blocks = sum(ledger.blocks_for(prompt, need.max_new_tokens, need.n) for prompt in need.prompts)
-        if blocks > ledger.capacity_blocks:
-            raise invalid(
-                f"the request needs {blocks * ledger.block_tokens} tokens of KV cache for {need.sequences} sequences; "
-                f"this node has {ledger.capacity_tokens}; lower n, max_tokens or the prompt",
-                "n" if need.sequences > 1 else "max_tokens",
-                "NEVER_FITS",
-            )
-        return blocks
-
     def expire(self, now: float) -> float | None:
         """Refuse those that have waited their time; when to call again, None when nobody waits."""
-        for waiter in [w for w in self._queue if not w.settled and w.expires <= now]:
+        for waiter in [w for lane in self.lanes for w in lane.live() if w.expires <= now]:
             self._expire(waiter)
-        return min((w.expires for w in self._queue if not w.settled), default=None)
+        if not self.ramp.done:
+            self._changed()
+        times = [w.expires for lane in self.lanes for w in lane.live()]
+        step = self.ramp.next_step(now) if times else None
+        return min(times if step is None else [*times, step], default=None)
 
-    def retry_after(self, need: Need, blocks: int) -> float:
-        """Seconds until a request like this may find room, from the rates at which room comes free."""
-        now = self._clock()
-        missing = self._waiting_blocks + blocks - self.ledger.free_blocks
-        waits = [self._freed_blocks.seconds_for(missing, now)]
-        excess = self.queued_prefill_tokens + need.prefill_tokens - self.settings.max_prefill_tokens
-        waits.append(self._freed_prefill.seconds_for(excess, now))
-        known = [seconds for seconds in waits if seconds is not None]
-        wait = max(known) if known else UNKNOWN_RETRY
-        return min(max(wait, SHORTEST_RETRY), LONGEST_RETRY)
+    async def warm_up(self) -> None:
+        """Let in what waits as the ramp grows; returns when it is whole."""
+        while (at := self.ramp.next_step(self._clock())) is not None:
+            await asyncio.sleep(at - self._clock())
+            self._changed()
 
-    def _fits(self, need: Need, blocks: int) -> bool:
+    def wait_estimate(self, lane: Lane, need: Need, blocks: int) -> float | None:
+        """Seconds until a request like this may find room, behind all who wait; None while the rates are not known."""
+        ledger = self.ledger
+        missing = self.short.blocks + self.long.blocks + blocks + ledger.held_blocks - self._block_limit()
+        sequences = self.short.sequences + self.long.sequences + need.sequences + self.sequences
+        tokens = lane.prefill + lane.tokens + need.prefill_tokens
+        return waits.longest(
+            self.waits.for_blocks(missing, ledger.held_blocks),
+            self.waits.for_sequences(sequences - self._sequence_limit(), self.sequences),
+            self.waits.for_prefill(tokens - max(self._lane_cap(lane), need.prefill_tokens), self.prefill_in_flight),
+        )
+
+    def _waiter(
+        self,
+        lane: Lane,
+        need: Need,
+        blocks: int,
+        priority: int,
+        deadline: float | None,
+        settle: Callable[[Admitted | LayaError], None],
+    ) -> Waiter:
+        now, settings = self._clock(), self.settings
+        self._number += 1
+        order = order_of(priority, now, settings.ageing, self._number)
+        waiter = Waiter(lane, need, blocks, priority, now, order, settle, self._left)
+        waiter.expires = now + settings.max_queue_seconds
+        if deadline is not None and deadline < waiter.expires:
+            waiter.expires, waiter.by_deadline = deadline, True
+        return waiter
+
+    def _check_queue(self, waiter: Waiter, first: bool) -> None:
+        """Raise RESOURCE_EXHAUSTED where waiting is of no use. The first of a lane may wait, if there is a place."""
+        lane, need, waiting = waiter.lane, waiter.need, self.waiting
+        full = waiting >= self.settings.max_queued
+        if first and not full:
+            return
+        wait = self.wait_estimate(lane, need, waiter.blocks)
+        longest = max(waiter.expires - waiter.asked, 0.0)
+        limit = self.queue_limit_tokens
+        if full:
+            why = f"{waiting} requests wait already"
+        elif lane.tokens + need.prefill_tokens > limit:
+            why = f"{lane.tokens} prompt tokens wait in its {lane.name} lane already, which queues no more than {limit}"
+        elif wait is not None and wait > longest:
+            why = f"there would be room in about {wait:.1f} s, and a request may wait {longest:.1f} s"
+        else:
+            return
+        raise exhausted(f"this node is busy: {why}; try again later", "QUEUE_FULL", waits.hint(wait))
+
+    def _block_limit(self) -> int:
+        ramp, total = self.ramp, self.ledger.capacity_blocks
+        return total if ramp.done else ramp.of(total, self._clock())
+
+    def _sequence_limit(self) -> int:
+        ramp, total = self.ramp, self.settings.max_sequences
+        return total if ramp.done else ramp.of(total, self._clock())
+
+    def _lane_cap(self, lane: Lane) -> int:
+        """Prompt tokens of a lane in prefill: short ones have the long ones' share while there are none."""
         settings = self.settings
-        if not self.ledger.fits(blocks):
-            return False
-        # One request alone may be above the caps, else it would never run.
-        prefill, sequences = self.prefill_in_flight, self.sequences
-        if prefill and prefill + need.prefill_tokens > settings.max_prefill_tokens:
-            return False
-        return not sequences or sequences + need.sequences <= settings.max_sequences
+        if lane is self.long:
+            return settings.long_share
+        return settings.max_prefill_tokens - (settings.long_share if self.long.prefill else 0)
 
-    def _admit(self, need: Need, blocks: int) -> Admitted:
-        admitted = Admitted(self, self.ledger.hold(blocks), need)
-        self.prefill_in_flight += need.prefill_tokens
+    def _lane_open(self, lane: Lane, need: Need) -> bool:
+        """Whether the lane's prefill budget lets it pass. One alone may be above it, else it would never run."""
+        return not lane.prefill or lane.prefill + need.prefill_tokens <= self._lane_cap(lane)
+
+    def _room(self, need: Need, blocks: int) -> bool:
+        """Whether the engine can take it. One alone may be above all but the ledger's bounds."""
+        ledger = self.ledger
+        if not ledger.fits(blocks):
+            return False
+        if not ledger.holds:
+            return True
+        if ledger.held_blocks + blocks > self._block_limit():
+            return False
+        if self.sequences + need.sequences > self._sequence_limit():
+            return False
+        return self.sizes.engine_has_room(need)
+
+    def _may_pass(self, waiter: Waiter, blocked: Waiter) -> bool:
+        """Whether the other lane's first may go before one that finds no room, and count it if it takes from that."""
+        blocks, sequences = waiter.blocks, waiter.need.sequences
+        takes_blocks = self._block_limit() - self.ledger.held_blocks - blocks < blocked.blocks
+        takes_seats = self._sequence_limit() - self.sequences - sequences < blocked.need.sequences
+        if (takes_blocks or takes_seats) and waiter.priority > blocked.priority:
+            return False
+        if takes_blocks and blocked.passed_blocks + blocks > blocked.blocks:
+            return False
+        if takes_seats and blocked.passed_sequences + sequences > blocked.need.sequences:
+            return False
+        blocked.passed_blocks += blocks if takes_blocks else 0
+        blocked.passed_sequences += sequences if takes_seats else 0
+        return True
+
+    def _next(self) -> Waiter | None:
+        """Whose turn it is; None when nobody's. One whose lane is full stands in nobody's way."""
+        first, second = first_of(self.short.head(), self.long.head())
+        blocked = None
+        if first is not None and self._lane_open(first.lane, first.need):
+            if self._room(first.need, first.blocks):
+                return first
+            blocked = first
+        if second is None or not self._lane_open(second.lane, second.need):
+            return None
+        if not self._room(second.need, second.blocks):
+            return None
+        return second if blocked is None or self._may_pass(second, blocked) else None
+
+    def _pump(self) -> None:
+        while not self._closings.sheds:
+            waiter = self._next()
+            if waiter is None:
+                return
+            waiter.lane.leave(waiter)
+            waiter.settle(self._admit(waiter.lane, waiter.need, waiter.blocks))
+
+    def _admit(self, lane: Lane, need: Need, blocks: int) -> Admitted:
+        admitted = Admitted(self, self.ledger.hold(blocks), need, lane, self._clock())
+        lane.prefill += need.prefill_tokens
         self.sequences += need.sequences
         self._idle.clear()
         self.on_change()
         return admitted
 
-    def _pump(self) -> None:
-        queue = self._queue
-        while queue:
-            waiter = queue[0]
-            if waiter.settled:
-                heapq.heappop(queue)
-                continue
-            if not self._fits(waiter.need, waiter.blocks):
-                return
-            heapq.heappop(queue)
-            self._uncount(waiter)
-            waiter.settle(self._admit(waiter.need, waiter.blocks))
-
-    def _uncount(self, waiter: Waiter) -> None:
-        self.waiting -= 1
-        self.waiting_prefill_tokens -= waiter.need.prefill_tokens
-        self._waiting_blocks -= waiter.blocks
-
     def _left(self, waiter: Waiter) -> None:
-        self._uncount(waiter)
-        if len(self._queue) > 64 and len(self._queue) > 2 * self.waiting:
-            self._queue = [w for w in self._queue if not w.settled]
-            heapq.heapify(self._queue)
+        waiter.lane.leave(waiter)
         self._changed()
 
     def _expire(self, waiter: Waiter) -> None:
         if waiter.settled:
             return
         waited = waiter.expires - waiter.asked
+        lane, need = waiter.lane, waiter.need
+        lane.leave(waiter)
         if waiter.by_deadline:
             error = LayaError(
                 Code.DEADLINE_EXCEEDED, "DEADLINE", f"the deadline passed after {waited:.1f} s in this node's queue"
             )
         else:
+            hint = waits.hint(self.wait_estimate(lane, need, waiter.blocks))
             error = exhausted(
-                f"no room came free on this node within {waited:.1f} s; try again later",
-                "QUEUE_TIMEOUT",
-                self.retry_after(waiter.need, waiter.blocks),
+                f"no room came free on this node within {waited:.1f} s; try again later", "QUEUE_TIMEOUT", hint
             )
-        self._uncount(waiter)
         waiter.settle(error)
         self._changed()
 
-    def _prefill_done(self, tokens: int) -> None:
-        self.prefill_in_flight -= tokens
-        self._freed_prefill.add(tokens, self._clock())
+    def _prefill_done(self, lane: Lane, tokens: int, since: float) -> None:
+        lane.prefill -= tokens
+        self.waits.prefilled(tokens, self._clock() - since)
         self._changed()
 
-    def _release(self, hold: Hold, prefill: int, sequences: int) -> None:
+    def _release(self, hold: Hold, lane: Lane, prefill: int, sequences: int, since: float) -> None:
         hold.release()
-        self.prefill_in_flight -= prefill
+        lane.prefill -= prefill
         self.sequences -= sequences
-        self._freed_blocks.add(hold.blocks, self._clock())
+        self.waits.ended(hold.blocks, sequences, self._clock() - since)
         self._changed()
 
     def _changed(self) -> None:

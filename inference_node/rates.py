@@ -1,40 +1,8 @@
-"""Rates and ratios over a recent window that fades exponentially. Pure: the caller brings the time."""
+"""Ratios of counters over a recent window that fades exponentially. Pure."""
 
 from __future__ import annotations
 
 import math
-
-
-class Rate:
-    """How much comes a second, older amounts counting for less; the window is ``tau`` seconds."""
-
-    __slots__ = ("_amount", "_at", "_since", "_tau")
-
-    def __init__(self, tau: float, now: float) -> None:
-        self._tau = tau
-        self._amount = 0.0
-        self._at = now
-        self._since = now
-
-    def add(self, amount: float, now: float) -> None:
-        """So much came at this time."""
-        self._amount = self._faded(now) + amount
-        self._at = max(self._at, now)
-
-    def per_second(self, now: float) -> float:
-        """The rate; a window that has not been filled yet counts for its true length."""
-        age = max(now - self._since, 1e-3)
-        return self._faded(now) / (self._tau * -math.expm1(-age / self._tau))
-
-    def seconds_for(self, amount: float, now: float) -> float | None:
-        """How long so much takes at this rate: 0 for nothing, None while the rate is not known."""
-        if amount <= 0:
-            return 0.0
-        rate = self.per_second(now)
-        return amount / rate if rate > 1e-9 else None
-
-    def _faded(self, now: float) -> float:
-        return self._amount * math.exp(-max(0.0, now - self._at) / self._tau)
 
 
 class Ratio:

@@ -158,6 +158,15 @@ class Delta:
     prompt_logprobs: Sequence[Position] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A sequence that ended by itself, by a stop or by its length; one that was cut off says nothing of lengths."""
+
+    prompt_tokens: int
+    max_new_tokens: int
+    new_tokens: int
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters and gauges of the engine, read for each report. Counters only grow."""
@@ -231,6 +240,13 @@ class Engine(ABC):
     @abstractmethod
     async def check(self) -> None:
         """Raise EngineError(fatal=True) if the engine is dead; called about once a second."""
+
+    def follow(self, finished: Callable[[Finished], None]) -> None:
+        """Call ``finished`` for each sequence that ends by itself, whoever asked for it; called at most once.
+
+        Over-commit learns from it. An engine that never calls it leaves every hold at its full size.
+        """
+        return None
 
     def metrics_text(self) -> str:
         """The engine's own Prometheus exposition, appended to the node's; empty if it has none."""

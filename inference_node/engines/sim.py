@@ -14,7 +14,7 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from inference_node.config import model_name, model_names
@@ -27,6 +27,7 @@ from inference_node.engines.base import (
     EngineError,
     EngineInfo,
     EngineStats,
+    Finished,
     GenerateCall,
     Message,
     Prompt,
@@ -36,6 +37,7 @@ from inference_node.engines.context import signal_first_token
 from inference_node.engines.sim_kv import BlockPool
 from inference_node.engines.sim_scheduler import Costs, Scheduler
 from inference_node.engines.sim_sequence import SimRequest
+from inference_node.limits import long_prefill_threshold
 from shared.config.schema import ConfigError, InferenceConfig
 
 MAX_CONTEXT = 131_072
@@ -72,6 +74,7 @@ class SimEngine(Engine):
                 config.sim.decode_per_sequence_ms / 1e3,
                 self._info.max_prefill_tokens,
                 self._info.max_num_seqs,
+                long_prefill_threshold(config.long_prompt_tokens, self._info.max_prefill_tokens),
             ),
             BlockPool(self._info.kv_blocks, config.sim.prefix_cache),
             config.sim.block_tokens,
@@ -185,6 +188,10 @@ class SimEngine(Engine):
         """Raise if the scheduling loop has died."""
         if self._loop_task is None or self._loop_task.done():
             raise EngineError("the simulator's scheduling loop has ended", fatal=True)
+
+    def follow(self, finished: Callable[[Finished], None]) -> None:
+        """Tell of each sequence that ends by itself."""
+        self._scheduler.on_finished = finished
 
     def check_call(self, call: GenerateCall) -> None:
         """Raise BadRequest for what the simulator cannot do for this call."""

@@ -8,9 +8,10 @@ running sequence finds no block, the last one in that order is preempted and sta
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inference_node.engines.base import EngineStats
+from inference_node.engines.base import EngineStats, Finished
 from inference_node.engines.sim_kv import BlockPool, block_hashes
 from inference_node.engines.sim_sequence import SimRequest, SimSequence
 
@@ -24,6 +25,7 @@ class Costs:
     decode_per_sequence: float  # seconds more for each sequence in it
     max_step_tokens: int  # tokens a step computes at most
     max_num_seqs: int
+    long_prefill_tokens: int = 0  # tokens a step computes of one prompt while others want some; 0: no bound
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Scheduler:
         self.running: list[SimSequence] = []
         self.preemptions = 0
         self.stats = EngineStats()
+        self.on_finished: Callable[[Finished], None] | None = None
         self._waiting: list[tuple[int, int, SimSequence]] = []  # heap by priority, then arrival
         self._arrivals = 0
         self._waiting_live = 0
@@ -110,6 +113,10 @@ class Scheduler:
             stats.generation_tokens += 1
             if sequence.append_next():
                 self._end(sequence)
+                if self.on_finished is not None:
+                    asked = sequence.request.call.sampling.max_tokens
+                    new = len(sequence.tokens) - sequence.prompt_len
+                    self.on_finished(Finished(sequence.prompt_len, asked, new))
         return list(touched)
 
     def snapshot(self) -> EngineStats:
@@ -126,15 +133,21 @@ class Scheduler:
         heapq.heappush(self._waiting, (sequence.request.call.priority, sequence.arrival, sequence))
         self._waiting_live += 1
 
+    def _chunk(self) -> int:
+        """Tokens that one prompt may have of a step: vLLM too gives a lone one all of it."""
+        costs = self.costs
+        alone = len(self.running) + self._waiting_live <= 1
+        return costs.max_step_tokens if alone or not costs.long_prefill_tokens else costs.long_prefill_tokens
+
     def _plan_running(self, step: Step) -> int:
-        budget = self.costs.max_step_tokens
+        budget, chunk = self.costs.max_step_tokens, self._chunk()
         for sequence in list(self.running):
             if budget == 0:
                 break
             if sequence.done or not sequence.blocks:
                 continue  # preempted in this very pass
             need = len(sequence.tokens) - sequence.computed
-            count = min(need, budget)
+            count = min(need, budget, chunk)
             if not self._reserve(sequence, sequence.computed + count):
                 continue
             budget -= count
@@ -142,13 +155,13 @@ class Scheduler:
         return budget
 
     def _plan_waiting(self, step: Step, budget: int) -> None:
-        waiting = self._waiting
+        waiting, chunk = self._waiting, self._chunk()
         while waiting and budget > 0 and len(self.running) < self.costs.max_num_seqs:
             sequence = waiting[0][2]
             if sequence.done:
                 heapq.heappop(waiting)
                 continue
-            count = self._start(sequence, budget)
+            count = self._start(sequence, min(budget, chunk))
             if count == 0:
                 return
             heapq.heappop(waiting)

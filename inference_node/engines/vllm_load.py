@@ -98,6 +98,7 @@ def load(config: InferenceConfig, args: Arguments, planned: int = 0) -> Loaded:
         vllm_config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as e:
         raise refusal(e, f"inference: vLLM refuses these settings for {config.model}") from e
+    _match_lanes(vllm_config.scheduler_config, engine_args.max_model_len, config)
     commit = getattr(model_config.hf_config, "_commit_hash", None)
     return Loaded(vllm_config, _app_args(engine_args, args.app), own, str(commit or args.engine.get("revision", "")))
 
@@ -120,9 +121,16 @@ def sentence(error: BaseException) -> str:
 
 def _whole_prompts(engine_args: Any, config: InferenceConfig) -> None:
     """Let each prompt run in one step: the model cannot take it in parts."""
-    for name, value in (("max_num_batched_tokens", None), ("long_prefill_token_threshold", 0)):
-        if name not in config.engine_args:
-            setattr(engine_args, name, value)
+    if "max_num_batched_tokens" not in config.engine_args:
+        engine_args.max_num_batched_tokens = None
+
+
+def _match_lanes(scheduler: Any, context: int, config: InferenceConfig) -> None:
+    """Leave room in each step beside a long prompt; only now is it known how many tokens a step has."""
+    if scheduler.enable_chunked_prefill:
+        threshold = vllm_args.lane_threshold(config, int(scheduler.max_num_batched_tokens), context)
+        if threshold is not None:
+            scheduler.long_prefill_token_threshold = threshold
 
 
 def _app_args(engine_args: Any, app: dict[str, Any]) -> Namespace:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from inference_node.engines.base import EngineStats
+from inference_node.engines.base import EngineStats, Finished
+
+_BY_ITSELF = ("stop", "length", "repetition")
 
 
 class StatsCollector:
@@ -22,6 +24,7 @@ class StatsCollector:
         self._last = 0.0  # when the last step ended, or work came to an idle engine
         self._busy = False
         self.steps = 0
+        self.on_finished: Callable[[Finished], None] | None = None
 
     def arrived(self) -> None:
         """A request goes to the engine: the time of an idle engine's next step starts now."""
@@ -41,6 +44,8 @@ class StatsCollector:
         if iteration_stats is not None:
             stats.generation_tokens += iteration_stats.num_generation_tokens
             stats.preemptions += iteration_stats.num_preempted_reqs
+            if self.on_finished is not None:
+                self._tell(iteration_stats.finished_requests, self.on_finished)
         if scheduler_stats is None:
             return
         self.steps += 1
@@ -63,6 +68,11 @@ class StatsCollector:
             self._stats.prefill_seconds += spent
         if details.num_generation_tokens:
             self._stats.decode_seconds += spent
+
+    def _tell(self, ended: Iterable[Any], listener: Callable[[Finished], None]) -> None:
+        for end in ended:
+            if end.max_tokens_param and str(end.finish_reason) in _BY_ITSELF:
+                listener(Finished(end.num_prompt_tokens, end.max_tokens_param, end.num_generation_tokens))
 
     def log_engine_initialized(self) -> None:
         """Part of vLLM's interface; nothing to say."""

@@ -40,22 +40,40 @@ class Hold:
 class Ledger:
     """Counts held blocks against a capacity. ``on_release`` runs after each release."""
 
-    __slots__ = ("block_tokens", "capacity_blocks", "held_blocks", "holds", "lookahead_tokens", "on_release")
+    __slots__ = (
+        "block_tokens",
+        "capacity_blocks",
+        "held_blocks",
+        "holds",
+        "lookahead_tokens",
+        "on_release",
+        "sequence_tokens",
+    )
 
-    def __init__(self, capacity_blocks: int, block_tokens: int, lookahead_tokens: int = 0) -> None:
-        """``lookahead_tokens`` is what a running sequence may need beside its own tokens (speculative decoding)."""
-        if capacity_blocks < 1 or block_tokens < 1 or lookahead_tokens < 0:
+    def __init__(
+        self, capacity_blocks: int, block_tokens: int, lookahead_tokens: int = 0, sequence_tokens: int = 0
+    ) -> None:
+        """``capacity_blocks`` leaves out what the engine keeps for itself (vLLM's null block).
+
+        ``lookahead_tokens`` is what a running sequence may need beside its own tokens (speculative decoding);
+        ``sequence_tokens`` is where the engine stops to give one more, lookahead or not (0: nowhere).
+        """
+        if capacity_blocks < 1 or block_tokens < 1 or lookahead_tokens < 0 or sequence_tokens < 0:
             raise ValueError("a ledger needs at least one block of at least one token")
         self.capacity_blocks = capacity_blocks
         self.block_tokens = block_tokens
         self.lookahead_tokens = lookahead_tokens
+        self.sequence_tokens = sequence_tokens
         self.held_blocks = 0
         self.holds = 0
         self.on_release: Callable[[], None] | None = None
 
     def blocks_for(self, prompt_tokens: int, max_new_tokens: int, n: int = 1) -> int:
         """Whole blocks that ``n`` sequences need over one prompt; a prompt's last block is never shared."""
-        tokens = prompt_tokens + max_new_tokens + self.lookahead_tokens
+        tokens = prompt_tokens + max_new_tokens
+        if self.lookahead_tokens:
+            ahead = tokens + self.lookahead_tokens
+            tokens = max(tokens, min(ahead, self.sequence_tokens)) if self.sequence_tokens else ahead
         return n * -(-tokens // self.block_tokens)
 
     def fits(self, blocks: int) -> bool:

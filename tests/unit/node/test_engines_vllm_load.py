@@ -67,6 +67,7 @@ def test_whole_configuration(model: str) -> None:
     assert config.scheduler_config.policy == "priority"
     assert config.scheduler_config.max_num_seqs == 16
     assert config.scheduler_config.max_num_batched_tokens == 256
+    assert config.scheduler_config.long_prefill_token_threshold == 128
     assert config.cache_config.kv_cache_memory_bytes == 64 << 20
     assert config.model_config.enforce_eager
     assert config.model_config.trust_remote_code is False
@@ -105,9 +106,17 @@ def test_engine_arguments_reach_vllm_with_their_types(model: str) -> None:
     )
     config = loaded.vllm_config
     assert config.scheduler_config.max_num_batched_tokens == 512
+    assert config.scheduler_config.long_prefill_token_threshold == 256
     assert config.cache_config.block_size == 64
     assert config.kv_events_config.endpoint == "ipc:///tmp/laya-events"
     assert loaded.app_args.response_role == "bot"
+
+
+def test_long_prompts_of_the_node_are_long_for_vllm_too(model: str) -> None:
+    scheduler = load(model=model, long_prompt_tokens=100).vllm_config.scheduler_config
+    assert scheduler.long_prefill_token_threshold == 100
+    own = load(model=model, engine_args={"long_prefill_token_threshold": 17}).vllm_config.scheduler_config
+    assert own.long_prefill_token_threshold == 17
 
 
 def test_wrong_engine_argument_is_refused_by_name(model: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 
+from inference_node.engines.base import Finished
 from inference_node.engines.vllm_stats import StatsCollector, exposition
 
 
@@ -104,3 +105,17 @@ def test_only_vllms_own_metrics_are_shown() -> None:
     text = exposition(registry)
     assert "vllm:steps_total 1.0" in text
     assert "process_things" not in text
+
+
+def test_sequences_that_end_by_themselves_are_told_of() -> None:
+    stats, told = StatsCollector(), []
+    ends = [
+        SimpleNamespace(finish_reason=reason, num_prompt_tokens=7, max_tokens_param=asked, num_generation_tokens=3)
+        for reason, asked in (("stop", 10), ("abort", 11), ("length", 3), ("error", 12), ("stop", None))
+    ]
+    step = SimpleNamespace(num_generation_tokens=1, num_preempted_reqs=0, finished_requests=ends)
+    stats.record(scheduler(1), step)
+    assert told == []
+    stats.on_finished = told.append
+    stats.record(scheduler(1), step)
+    assert told == [Finished(7, 10, 3), Finished(7, 3, 3)]
