@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from inference_node.auth import ClusterAuth
 from inference_node.bodies import error_body
 from inference_node.call import Call
@@ -115,15 +117,18 @@ class HttpFront:
 
     def _ready(self, exchange: HttpExchange) -> None:
         state = self._state
-        if state.ready:
+        serving = state.serving_or_none
+        if state.ready and (serving is None or not serving.admission.closed_reason):
             exchange.respond(200, _JSON, b'{"status":"ready"}')
             return
-        why = b"The model is still loading."
+        why = "The model is still loading."
         if state.failed.is_set():
-            why = b"The engine has failed."
+            why = "The engine has failed."
         elif state.draining:
-            why = b"The node is draining."
-        exchange.respond(503, [*_JSON, (b"retry-after", b"1")], b'{"status":"%s"}' % why)
+            why = "The node is draining."
+        elif serving is not None:
+            why = f"The node sheds load: {serving.admission.closed_reason}."
+        exchange.respond(503, [*_JSON, (b"retry-after", b"1")], msgspec.json.encode({"status": why}))
 
     def _exposition(self, exchange: HttpExchange) -> None:
         exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._metrics.exposition())

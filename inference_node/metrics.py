@@ -5,14 +5,17 @@ Gauges of the ledger and the engine are read when somebody scrapes; the request 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from inference_node.keeper import Keeper
+from inference_node.lanes import Lane
+from inference_node.memory.guard import GpuReading
 from inference_node.report import Reporter
-from inference_node.state import NodeState
+from inference_node.state import NodeState, Serving
 from shared.net.counters import NetCounters
 from shared.version import __version__
 
@@ -98,9 +101,12 @@ class _Gauges(Collector):
             yield _counter(name, "Of the network layer", getattr(self._net, name))
         if serving is None:
             return
+        yield from _admission(serving)
+        if serving.keeper is not None:
+            yield from _machine(serving.keeper)
         load = self._reporter.load()
         yield _gauge("kv_capacity_tokens", "KV capacity", load.capacity)
-        yield _gauge("kv_headroom_tokens", "KV capacity minus holds", load.headroom)
+        yield _gauge("kv_headroom_tokens", "KV capacity minus holds, less while the ramp is on", load.headroom)
         yield _gauge("running_requests", "Admitted requests", load.running)
         yield _gauge("waiting_requests", "Requests waiting for admission", load.waiting)
         yield _gauge("queued_prefill_tokens", "Prompt tokens not yet prefilled", load.queued_prefill)
@@ -112,11 +118,62 @@ class _Gauges(Collector):
         yield _gauge("engine_running_sequences", "Sequences in the engine's batch", stats.running)
         yield _gauge("engine_waiting_sequences", "Sequences the engine has not started", stats.waiting)
         yield _gauge("engine_kv_usage_ratio", "The engine's own KV gauge, 0 to 1", stats.kv_usage)
-        yield _counter("engine_preemptions", "Preemptions; admission keeps them at 0", stats.preemptions)
+        yield _counter("engine_preemptions", "Preemptions; 0 unless KV is over-committed", stats.preemptions)
         yield _counter("engine_prompt_tokens", "Prompt tokens prefilled, cached ones left out", stats.prompt_tokens)
         yield _counter("engine_generation_tokens", "New tokens of all requests", stats.generation_tokens)
         yield _counter("engine_prefix_queries_tokens", "Prompt tokens looked up in the cache", stats.prefix_queries)
         yield _counter("engine_prefix_hits_tokens", "Of those, found", stats.prefix_hits)
+
+
+def _admission(serving: Serving) -> Iterator[Metric]:
+    admission = serving.admission
+    lanes: tuple[tuple[str, str, Callable[[Lane], int]], ...] = (
+        ("lane_waiting_requests", "Requests waiting, by lane", lambda lane: lane.waiting),
+        ("lane_queued_tokens", "Prompt tokens waiting, by lane", lambda lane: lane.tokens),
+        ("lane_prefill_tokens", "Prompt tokens in prefill, by lane", lambda lane: lane.prefill),
+    )
+    for name, text, read in lanes:
+        family = GaugeMetricFamily(f"laya_node_{name}", text, labels=["lane"])
+        for lane in admission.lanes:
+            family.add_metric([lane.name], read(lane))
+        yield family
+    yield _gauge("lane_queue_limit_tokens", "Prompt tokens that may wait in a lane", admission.queue_limit_tokens)
+    yield _gauge("admission_open", "1 while new requests are taken", not admission.closed_reason)
+    yield _gauge("ramp_ratio", "Share of the room given, 1 once the ramp is over", admission.ramp_share)
+    overcommit = admission.sizes.overcommit
+    yield _gauge("overcommit", "1 where KV is promised by learned output lengths", overcommit is not None)
+    if overcommit is not None:
+        yield _gauge("overcommit_known_outputs", "Output lengths that holds are learned from", overcommit.known)
+        yield _gauge("overcommit_paused", "1 while holds are full after a preemption", overcommit.paused)
+
+
+def _machine(keeper: Keeper) -> Iterator[Metric]:
+    """The guard's readings; what the machine does not tell is not there."""
+    family = GaugeMetricFamily("laya_node_shedding", "1 while load is shed for this cause", labels=["cause"])
+    if keeper.guard.cause:
+        family.add_metric([keeper.guard.cause], 1)
+    yield family
+    yield _counter("sheds", "Times that load was shed", keeper.sheds)
+    now = keeper.readings
+    if now.memory is not None:
+        yield _gauge("memory_ratio", "Share in use of the tightest memory limit, page cache left out", now.memory)
+    if now.stall is not None:
+        yield _gauge("memory_stall_ratio", "Share of ten seconds in which all tasks waited for memory", now.stall / 100)
+    if now.rss is not None:
+        yield _gauge("resident_memory_bytes", "Resident memory of the node and its engine", now.rss)
+    gpus: tuple[tuple[str, str, Callable[[GpuReading], float | None]], ...] = (
+        ("gpu_memory_ratio", "Share of the GPU's memory in use", lambda gpu: gpu.memory),
+        ("gpu_temperature_celsius", "Temperature of the GPU", lambda gpu: gpu.celsius),
+        ("gpu_power_ratio", "Power drawn, as a share of the GPU's limit", lambda gpu: gpu.power),
+    )
+    for name, text, read in gpus:
+        family = GaugeMetricFamily(f"laya_node_{name}", text, labels=["gpu"])
+        for gpu in now.gpus:
+            value = read(gpu)
+            if value is not None:
+                family.add_metric([str(gpu.index)], value)
+        if family.samples:
+            yield family
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:

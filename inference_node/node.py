@@ -6,13 +6,12 @@ import asyncio
 import time
 from dataclasses import replace
 
-from inference_node.admission import Admission, AdmissionSettings
 from inference_node.auth import ClusterAuth
 from inference_node.door import Door
 from inference_node.drain import Drainer
 from inference_node.engines.base import Engine, EngineInfo
 from inference_node.http_front import HttpFront
-from inference_node.memory import Ledger
+from inference_node.keeper import Keeper, machine_watch, open_admission
 from inference_node.metrics import NodeMetrics
 from inference_node.node_service import NodeService
 from inference_node.rare import RareBridge, RareServices
@@ -87,6 +86,7 @@ class Node:
         )
         self._registrar: Registrar | None = None
         self._reports: asyncio.Task[None] | None = None
+        self._keeper: Keeper | None = None
         self.state.on_change.append(self.reporter.poke)
 
     @property
@@ -112,11 +112,12 @@ class Node:
 
     def serve(self, info: EngineInfo) -> None:
         """The engine is up and warm: take requests, and let routers know."""
-        ledger = Ledger(info.kv_blocks, info.kv_block_tokens, info.lookahead_tokens)
-        settings = AdmissionSettings.of(self.state.config.inference, info)
-        admission = Admission(ledger, info, settings, self._clock)
+        config = self.state.config.inference
+        admission = open_admission(config, self._engine, info, lambda: self.reporter.rates.prefill, self._clock, log)
         admission.on_change = self.reporter.poke
-        self.state.start_serving(Serving(self._engine, info, admission))
+        self._keeper = Keeper(admission, config, machine_watch(info), log)
+        self.state.start_serving(Serving(self._engine, info, admission, self._keeper))
+        self._keeper.start()
         if self._registrar is not None:
             self._registrar.start(info.revision)
         self._bridge.start()
@@ -131,6 +132,8 @@ class Node:
         await self._listener.close(0.5)
         await self._certificates.close()
         await self._bridge.close()
+        if self._keeper is not None:
+            await self._keeper.close()
         if self._reports is not None:
             self._reports.cancel()
             await asyncio.gather(self._reports, return_exceptions=True)

@@ -31,6 +31,7 @@ class NodeService:
             version=__version__,
             protocol=PROTOCOL,
             default_max_tokens=state.config.inference.default_max_tokens,
+            overcommit=state.config.inference.overcommit,
             ready=state.ready,
             model=pb.ModelSpec(name=name, aliases=aliases),
         )

@@ -2,8 +2,9 @@
 
 Each router worker holds one watch. A dispatch is counted once its request is in the ledger or in the wait queue, so
 that the numbers of the very report that lists it include it; a report lists a watcher's newly counted ids, the first
-one of a watch all that are alive. Reports go out on a change of over 2 %, at most 20 a second to a watcher (fewer when
-there are many watchers), at least one a second.
+one of a watch all that are alive. Reports go out on a change of over 2 %, at most 20 a second to a watcher, at least
+one a second. A node sends no more than 200 a second in all: with many watchers each hears from it less often, whoever
+has waited longest first.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from shared.pb.laya.v1.node_pb2 import WatchResponse
 
 CHANGE = 0.02
 SHORTEST_GAP = 0.05  # seconds between two reports to one watcher
-BUDGET = 200.0  # reports a second over all watchers
-HEARTBEAT = 0.9  # a report a second at least, with room for a late timer
-MAX_WATCHES = 1024
+# Reports over all watchers: so many a second in the long run, and so many at once. Their sum is the bound, 200.
+RATE, BURST = 180.0, 20.0
+HEARTBEAT = 0.9  # a report a second at least, with room for a late timer; less often where the budget is less
+MAX_WATCHES = 512  # at the budget each of them still hears from the node within three seconds
 MAX_WATCHER_ID = 128
 BUSY_WINDOW = 10.0  # busy seconds that rates look back on
 PREFIX_WINDOW = 50_000.0  # prompt tokens that the hit rate looks back on
@@ -93,6 +95,25 @@ class EngineRates:
         return min(1.0, self._prefix.value)
 
 
+class Budget:
+    """Reports that may go out now: a bucket that fills at ``RATE`` and holds ``BURST``."""
+
+    __slots__ = ("_at", "_left")
+
+    def __init__(self, now: float) -> None:
+        self._left = BURST
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Spend one, if there is one."""
+        self._left = min(BURST, self._left + (now - self._at) * RATE)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
 class Watch:
     """One router worker's stream of reports."""
 
@@ -107,7 +128,6 @@ class Watch:
         self._fresh: dict[str, None] = {}  # counted, not yet reported
         self._full = True
         self._due = asyncio.Event()
-        self._due.set()
 
     async def next(self) -> WatchResponse:
         """The next report, once it is due; its numbers and ids are of one moment."""
@@ -122,6 +142,11 @@ class Watch:
         self._sequence += 1
         self.sent, self.sent_at = load, reporter.clock()
         return message
+
+    @property
+    def due(self) -> bool:
+        """Whether a report may go out and has not yet."""
+        return self._due.is_set()
 
     def wake(self) -> None:
         """A report is due."""
@@ -148,6 +173,7 @@ class Reporter:
         self._watches: dict[Watch, None] = {}
         self._by_watcher: dict[str, list[Watch]] = {}
         self._dirty = asyncio.Event()
+        self._budget = Budget(clock())
 
     @property
     def watches(self) -> int:
@@ -189,6 +215,10 @@ class Reporter:
         watch = Watch(self, watcher)
         self._watches[watch] = None
         self._by_watcher.setdefault(watcher, []).append(watch)
+        if self._budget.take(self.clock()):
+            watch.wake()
+        else:
+            self.poke()  # many come at once, or the same one again and again: the ticker gives it its turn
         return watch
 
     def close(self, watch: Watch) -> None:
@@ -209,7 +239,7 @@ class Reporter:
         ledger = admission.ledger
         return Load(
             ledger.capacity_tokens,
-            ledger.headroom_tokens,
+            admission.headroom_tokens,
             admission.running,
             admission.waiting,
             admission.queued_prefill_tokens,
@@ -253,22 +283,32 @@ class Reporter:
             self._dirty.clear()
             self.tick()
             # At once, and then not again for a while: whatever happens in the gap goes out together.
-            await asyncio.sleep(max(SHORTEST_GAP, min(1.0, len(self._watches) / BUDGET)))
+            await asyncio.sleep(SHORTEST_GAP)
 
     def tick(self) -> None:
         """Sample the engine and wake the watches that are due."""
         serving = self._state.serving_or_none
         if serving is not None:
             self.rates.sample(serving.engine.stats())
-        load = self.load()
-        late = self.clock() - HEARTBEAT
-        for watch in self._watches:
-            if watch.sent is None or watch.sent_at <= late or load.differs(watch.sent):
-                watch.wake()
+        now, load = self.clock(), self.load()
+        waiting = [watch for watch in self._watches if not watch.due and self._wants(watch, load, now)]
+        waiting.sort(key=_silent_since)
+        for watch in waiting:
+            if not self._budget.take(now):
+                self.poke()  # the rest at the next tick
+                return
+            watch.wake()
+
+    def _wants(self, watch: Watch, load: Load, now: float) -> bool:
+        return watch.sent is None or watch.sent_at <= now - HEARTBEAT or load.differs(watch.sent)
 
     def _seconds_to_heartbeat(self) -> float:
         oldest = min((watch.sent_at for watch in self._watches), default=self.clock())
         return oldest + HEARTBEAT - self.clock()
+
+
+def _silent_since(watch: Watch) -> float:
+    return watch.sent_at
 
 
 def _too_many() -> LayaError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from inference_node.admission import Admission
 from inference_node.config import model_names
@@ -16,6 +17,9 @@ from shared.config.schema import Config
 from shared.errors import Code, LayaError, unavailable
 from shared.ids import boot_id
 
+if TYPE_CHECKING:
+    from inference_node.keeper import Keeper
+
 DRAINING = "drain"
 _DRAINING_SENTENCE = "this node is draining"
 
@@ -23,12 +27,13 @@ _DRAINING_SENTENCE = "this node is draining"
 class Serving:
     """What a request needs once the engine runs."""
 
-    __slots__ = ("admission", "engine", "info")
+    __slots__ = ("admission", "engine", "info", "keeper")
 
-    def __init__(self, engine: Engine, info: EngineInfo, admission: Admission) -> None:
+    def __init__(self, engine: Engine, info: EngineInfo, admission: Admission, keeper: Keeper | None = None) -> None:
         self.engine = engine
         self.info = info
         self.admission = admission
+        self.keeper = keeper
 
 
 class NodeState:

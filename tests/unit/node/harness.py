@@ -39,6 +39,7 @@ _METHODS: dict[str, tuple[bytes, Any, bool]] = {
 def config(sim: SimConfig = FAST, server: dict[str, Any] | None = None, **inference: Any) -> Config:
     """A configuration of a simulated node on loopback."""
     inference.setdefault("model", "demo")
+    inference.setdefault("ramp_seconds", 0.0)
     return Config(
         server=ServerConfig(**{"drain_timeout": 5.0, **(server or {})}),
         router=RouterConfig(),

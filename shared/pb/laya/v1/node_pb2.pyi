@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("node_id", "boot_id", "version", "protocol", "model", "kv_capacity_tokens", "kv_block_tokens", "max_num_seqs", "default_max_tokens", "ready")
+    __slots__ = ("node_id", "boot_id", "version", "protocol", "model", "kv_capacity_tokens", "kv_block_tokens", "max_num_seqs", "default_max_tokens", "ready", "overcommit")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class DescribeResponse(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    OVERCOMMIT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: str
     version: str
@@ -32,7 +33,8 @@ class DescribeResponse(_message.Message):
     max_num_seqs: int
     default_max_tokens: int
     ready: bool
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., kv_capacity_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., ready: _Optional[bool] = ...) -> None: ...
+    overcommit: bool
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., kv_capacity_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., ready: _Optional[bool] = ..., overcommit: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("name", "aliases", "revision", "max_seq_len", "quantization", "engine")
