@@ -29,7 +29,8 @@ def changes(planner: Planner, plan: Plan) -> list[Change]:
     """Ways to make ``plan`` fit under the mark, single changes first; at most six, memory last."""
     found = [*_fewer(planner, plan), *_narrower(planner, plan), *_spread(planner, plan)]
     if plan.verdict is Verdict.NO:
-        found += _together(planner, plan)
+        said = [change.settings for change in found]
+        found += (change for change in _together(planner, plan) if change.settings not in said)
     return [*found[: _MOST - 1], more_memory(plan)]
 
 
@@ -108,14 +109,20 @@ def _spread(planner: Planner, plan: Plan) -> Iterator[Change]:
 
 
 def _together(planner: Planner, plan: Plan) -> Iterator[Change]:
-    """Fewer bits, and then as many sequences as fit, or the longest that do."""
+    """Several changes at once: fewer bits or more GPUs, and then as many sequences as fit, or the longest that do."""
+    spread = set()  # kinds of combination for which enough GPUs are found
     for settings in _combinations(planner, plan):
+        kind = settings.get("quantization", "")
+        if "tensor_parallel" in settings and kind in spread:
+            continue
         other = planner.with_options(**settings)
-        if other.plan(plan.context, plan.sequences).verdict is Verdict.EASY:
-            continue  # enough by itself, and said above
         most = min(other.most_sequences(plan.context), plan.sequences)
         longest = round_context(other.longest_context(plan.sequences, COMFORT, plan.context))
-        if most:
+        if most == plan.sequences:
+            spread.add(kind)
+            if len(settings) > 1:  # a single change has been said
+                yield _change(other.plan(plan.context, plan.sequences), **settings)
+        elif most:
             yield _change(other.plan(plan.context, most), **settings, max_num_seqs=most)
         elif longest >= _LEAST_CONTEXT:
             yield _change(other.plan(longest, plan.sequences), **settings, max_seq_len=longest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference_node.memory.advice import round_context
-from inference_node.memory.plan import COMFORT, Plan, Planner, Verdict
+from inference_node.memory.plan import COMFORT, Plan, Planner, Verdict, largest
 from inference_node.memory.units import GIB, MIB
 
 DEFAULT_CONTEXT = 4096
@@ -52,6 +52,8 @@ def choose(planner: Planner, wanted: Wanted) -> Choice:
     if wanted.context and wanted.sequences:
         return _given_both(planner, wanted)
     context = wanted.context or min(planner.shape.max_context, DEFAULT_CONTEXT)
+    if not wanted.sequences:
+        sequences = _running(planner, wanted, context, sequences)
     pool = _automatic_pool(planner, wanted, context, sequences)
     # The mark is for what is automatic: under it there may be too little for what was asked for, or for anything.
     least = planner.layout(context, sequences).pool_bytes(context, 1) if wanted.context else LEAST_POOL
@@ -81,6 +83,16 @@ def _automatic_pool(planner: Planner, wanted: Wanted, context: int, sequences: i
     # Half of what is free, so that a second node finds room; but not more than a few sequences use.
     useful = max(CPU_POOL, planner.layout(context, sequences).pool_bytes(context, CONCURRENT))
     return min(useful, max(room // 2, min(room, LEAST_POOL)))
+
+
+def _running(planner: Planner, wanted: Wanted, context: int, most: int) -> int:
+    """Sequences of a usual length that run at once: as many as an automatic pool holds beside what they take."""
+
+    def held(many: int) -> bool:
+        pool = _automatic_pool(planner, wanted, context, many)
+        return planner.layout(context, many).sequences(pool, min(TYPICAL, context)) >= many
+
+    return max(largest(most, held), min(FEWEST, most))
 
 
 def _within_pool(planner: Planner, wanted: Wanted, pool: int, sequences: int) -> Choice:

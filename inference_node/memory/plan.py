@@ -209,11 +209,11 @@ class Planner:
 
     def most_sequences(self, context: int, share: float = COMFORT) -> int:
         """Most sequences of ``context`` tokens that ``share`` of the memory holds; 0 for none."""
-        return _largest(MOST_SEQUENCES, lambda n: self._within(context, n, share))
+        return largest(MOST_SEQUENCES, lambda n: self._within(context, n, share))
 
     def longest_context(self, sequences: int, share: float = COMFORT, most: int = 0) -> int:
         """Longest context that so many sequences can have in ``share`` of the memory; 0 for none."""
-        return _largest(most or self.shape.max_context, lambda n: self._within(n, sequences, share))
+        return largest(most or self.shape.max_context, lambda n: self._within(n, sequences, share))
 
     def _within(self, context: int, sequences: int, share: float) -> bool:
         return self.plan(context, sequences).total <= self.memory * share
@@ -223,7 +223,7 @@ class Planner:
         return Planner(self.shape, self.stored, replace(self.options, **changes), self.memory)  # type: ignore[arg-type]
 
 
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
+def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number from 0 to ``most`` for which ``fits`` holds, which it does up to some point."""
     low, high = 0, most
     while low < high:

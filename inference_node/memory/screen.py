@@ -27,7 +27,7 @@ def sums(plan: Plan, refusal: str = "") -> list[str]:
 
 def verdict(plan: Plan, refusal: str = "") -> str:
     """One sentence: whether it fits, and how much is left or missing."""
-    share = f"{plan.total / plan.memory:.1%} of the memory" if plan.memory else "no memory"
+    share = f"{plan.total * 1000 // max(plan.memory, 1) / 10} % of the memory"
     if plan.verdict is Verdict.NO:
         words = f"Does not fit: {short(plan.total - plan.memory)} too much."
     elif plan.verdict is Verdict.TIGHT:
@@ -129,6 +129,8 @@ def reach(planner: Planner, plan: Plan) -> list[str]:
     """The largest context for a given concurrency, and the reverse, both under the mark."""
     own = plan.shape.max_context
     contexts = [planner.longest_context(n) for n in _SEQUENCES]
+    if not any(contexts):
+        return ["Under 80 %, not one sequence has room."]
     lengths = steps(own, len(_SEQUENCES))
     most = [planner.most_sequences(n) for n in lengths]
     words = ["own" if c >= own else f"{advice.round_context(c):,}" if c else "-" for c in contexts]

@@ -90,6 +90,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> Shape:
     mixer = mixers.mixer(r, hidden) if plan["state"] + plan["both"] else None
     feed = _feed_forward(r, hidden, layers)
     tables, beside = _embeddings(r, hidden, vocab, len(layers))
+    context = _context(r)
     notes = list(r.notes)
     if not r.known:
         notes.append("architecture not known by name: counted by the usual fields of a decoder")
@@ -106,7 +107,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> Shape:
         layers=len(layers),
         hidden=hidden,
         vocab=vocab,
-        max_context=_context(r),
+        max_context=context,
         linear_params=linear,
         other_params=tables,
         kv=tuple(layer for layer in kv if layer.count),
@@ -160,7 +161,7 @@ def _attention(r: Reader, hidden: int, plan: Counter[str]) -> _Part:
 
     window = r.get("sliding_window", default=0)
     kv = (
-        KvLayer(full, "full", wide_heads, wide_dim + max(wide_dim, value_dim)),
+        KvLayer(full, "full", wide_heads, wide_dim + (value_dim if wide_dim == dim else wide_dim)),
         KvLayer(sliding, "sliding", kv_heads, dim + value_dim, window=window),
     )
     widest = max(heads * (gate + 1) * d + 2 * k * d for k, d in ((kv_heads, dim), (wide_heads, wide_dim)))
