@@ -114,6 +114,7 @@ class Gateway:
                 "The body is compressed, which is not supported: send it without content-encoding.",
                 http_status=415,
             )
+        account.keep(len(body))
         fields = Fields()
         session = headers.get(names.SESSION) or headers.get(b"x-session-id")
         if session:

@@ -285,6 +285,8 @@ class HttpRelay(ClientSink):
     def _start(self, head: ResponseHead) -> None:
         self._state = _STREAMING
         exchange = self._exchange
+        exchange.body = b""  # there is no other try from here on
+        self._account.let_go()
         exchange.on_drain = self._drained
         exchange.start(head.status, self._head(head))
 

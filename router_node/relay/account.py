@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 from router_node.dispatch import Reservation, Ticket
 from router_node.relay.fields import Fields
 from shared.errors import Code, LayaError
+from shared.net.uploads import crowded_error
 
 if TYPE_CHECKING:
     from router_node.middleware.keys import Caller
     from router_node.relay.core import RelayCore
 
 CANCELLED_HTTP: Final = 499  # the client went away first
-_NO_ROOM: Final = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT"))
+_NO_ROOM: Final = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "OVERLOADED"))
 _NOT_BEGUN: Final = _NO_ROOM | {"DRAINING", "NOT_READY", "UPLOADS_FULL"}
 
 
@@ -40,6 +41,7 @@ class Account:
         "core",
         "excluded",
         "fields",
+        "kept",
         "method",
         "peer",
         "protocol",
@@ -65,6 +67,7 @@ class Account:
         self.caller: Caller | None = None
         self.fields: Fields | None = None
         self.code = self.attempts = self.bytes_in = self.bytes_out = 0
+        self.kept = 0  # bytes of the request's body that are in the account of ``core.uploads``
         self.reason = ""
         self.excluded: set[str] | None = None
         self.reservation: Reservation | None = None
@@ -164,6 +167,18 @@ class Account:
             self.ticket.cancel()
             self.ticket = None
 
+    def keep(self, size: int) -> None:
+        """Hold a whole body until ``let_go`` or the end. Raises LayaError when all bodies together are too much."""
+        if not self.core.uploads.keep(size):
+            self.core.metrics.count("uploads_full")
+            raise crowded_error()
+        self.kept += size
+
+    def let_go(self) -> None:
+        """The body is not needed any more."""
+        self.core.uploads.let_go(self.kept)
+        self.kept = 0
+
     def failed(self, error: LayaError, http: bool = False) -> None:
         """Note what the client is told."""
         self.code = error.http_status if http else int(error.code)
@@ -175,6 +190,8 @@ class Account:
             return
         self.at = time.time()
         self.release()
+        if self.kept:
+            self.let_go()
         core = self.core
         metrics = core.metrics
         metrics.in_flight -= 1

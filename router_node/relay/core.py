@@ -24,6 +24,7 @@ from shared.logging import event, get
 from shared.net.api import Headers
 from shared.net.fields import CheckedHeaders
 from shared.net.grpc_wire import parse_timeout
+from shared.net.uploads import Uploads, upload_limit
 
 if TYPE_CHECKING:
     from router_node.relay.account import Account
@@ -58,6 +59,8 @@ class RelayCore:
         self.loop = loop
         self.clock = time.perf_counter
         self.deadlines = Deadlines(loop)
+        # First messages that must be read before they can be routed, and HTTP bodies until an answer to them has begun.
+        self.uploads = Uploads(loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
         self.rules = HeaderRules(settings.forward_metadata)
         # Clients use few different time-outs; those that count down are as cheap to parse as to look up.
         self.parse_timeout = lru_cache(1024)(parse_timeout)
@@ -77,6 +80,7 @@ class RelayCore:
     def close(self) -> None:
         """Stop the timers. Call it once the listeners are closed, so that no request is left."""
         self.deadlines.close()
+        self.uploads.close()
 
     def defect(self, error: Exception, request_id: bytes) -> LayaError:
         """Report a defect of ours, with its trace at most once a second, and say what the client is told."""

@@ -9,6 +9,7 @@ from shared.errors import Code, LayaError, unavailable
 from shared.net.api import Headers, ServerSink, ServerStream, Upstream
 from shared.net.grpc_wire import frame
 from shared.net.splice import Splice
+from shared.net.uploads import stalled_error
 
 MAX_QUESTION = 64 << 10  # bytes of a request whose content does not matter
 
@@ -29,6 +30,8 @@ class ListModels(ServerSink):
         sink = cls(stream, account)
         if end:
             sink._respond()
+        else:
+            account.core.uploads.progress(sink, 0)
         return sink
 
     def on_data(self, data: bytes, end: bool) -> None:
@@ -40,9 +43,7 @@ class ListModels(ServerSink):
             error = LayaError(
                 Code.INVALID_ARGUMENT, "BODY_TOO_LARGE", f"ListModels takes at most {MAX_QUESTION} bytes."
             )
-            self._answered = True
-            account.failed(error)
-            self._stream.respond(trailers_only(error, account.request_id), end=True)
+            self._refuse(error)
         elif end:
             self._respond()
 
@@ -53,17 +54,33 @@ class ListModels(ServerSink):
     def on_sent(self, n: int) -> None:
         """The answer is small; nothing waits for it."""
 
+    def stalled(self) -> None:
+        """The request did not go on in time."""
+        self._refuse(stalled_error())
+
+    def crowded_out(self) -> None:
+        """Never called: it holds nothing."""
+
     def on_closed(self, code: int) -> None:
         """The stream is over."""
         if not self._answered:
             self._account.code = int(Code.CANCELLED)
+        self._account.core.uploads.end(self)
         self._account.end()
+
+    def _refuse(self, error: LayaError) -> None:
+        if not self._answered:
+            self._answered = True
+            self._account.core.uploads.end(self)
+            self._account.failed(error)
+            self._stream.respond(trailers_only(error, self._account.request_id), end=True)
 
     def _respond(self) -> None:
         if self._answered:
             return
         self._answered = True
         account = self._account
+        account.core.uploads.end(self)
         body = frame(account.core.table.list_models_grpc())
         account.bytes_out = len(body)
         self._stream.respond([(b":status", b"200"), GRPC, (names.REQUEST_ID, account.request_id)])
@@ -87,21 +104,45 @@ class BridgeStream(Splice):
         """Own the stream and join it to the private socket with these headers."""
         relay = cls(stream, account)
         if not relay.join(bridge, headers, end):
-            relay._refuse()
+            relay._refuse(_not_up())
+        elif not end:
+            account.core.uploads.progress(relay, 0)
         return relay
 
-    def _refuse(self) -> None:
-        error = unavailable("The router's own services are not up yet; try again.", "NOT_READY", 0.5)
-        self._account.failed(error)
-        self.fail(error)
+    def on_data(self, data: bytes, end: bool) -> None:
+        """A part of the request. One that does not go on must not keep others out: few may pass at once."""
+        uploads = self._account.core.uploads
+        if end:
+            uploads.end(self)
+        elif not self.complete:
+            uploads.progress(self, 0)
+        super().on_data(data, end)
+
+    def on_trailers(self, headers: Headers) -> None:
+        """The request's end in another form."""
+        self.on_data(b"", True)
+
+    def stalled(self) -> None:
+        """The request did not go on in time."""
+        self._refuse(stalled_error())
+
+    def crowded_out(self) -> None:
+        """Never called: it holds nothing."""
+
+    def _refuse(self, error: LayaError) -> None:
+        self._account.core.uploads.end(self)
+        if not self.complete:
+            self._account.failed(error)
+            self.fail(error)
 
     def upstream_lost(self, code: int, unprocessed: bool) -> None:
         """The router's own services ended the call early."""
-        self._refuse()
+        self._refuse(_not_up())
 
     def finished(self, code: int) -> None:
         """The client's stream is over."""
         account = self._account
+        account.core.uploads.end(self)
         account.bytes_in, account.bytes_out = self.bytes_in, self.bytes_out
         if account.code == 0:
             if not self.complete:
@@ -109,3 +150,7 @@ class BridgeStream(Splice):
             elif self.grpc_status.isdigit() and len(self.grpc_status) <= 2:
                 account.code = int(self.grpc_status)
         account.end()
+
+
+def _not_up() -> LayaError:
+    return unavailable("The router's own services are not up yet; try again.", "NOT_READY", 0.5)

@@ -20,6 +20,7 @@ from shared.errors import Code, LayaError, invalid
 from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Headers, ServerStream
 from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout
 from shared.net.splice import Splice
+from shared.net.uploads import crowded_error, stalled_error
 
 _BROKEN: Final = frozenset((PROTOCOL_ERROR, INTERNAL_ERROR))
 
@@ -125,6 +126,7 @@ class RelayStream(Splice):
             raise invalid("The request ended in the middle of its first message: send it whole.")
         else:
             self.ask_more(len(data))  # a message may be longer than the client's window
+            core.uploads.progress(self, 2 * self.bytes_in)  # here, and in the splice
 
     def _collect(self, data: bytes, most: int) -> bytes | None:
         """The first message once all of it is here. Raises LayaError."""
@@ -135,8 +137,7 @@ class RelayStream(Splice):
 
     def _route(self, message: bytes, since: float) -> None:
         """Choose a node by what the message says. Raises LayaError."""
-        self._reading = False
-        self._deframer = None
+        self._read_enough()
         ask, core = self._ask, self._account.core
         if ask.deadline is None:
             core.deadlines.live.pop(self, None)
@@ -146,6 +147,25 @@ class RelayStream(Splice):
         if message:
             self._method.read(message, ask, core.settings)
         self._submit(since)
+
+    def _read_enough(self) -> None:
+        self._reading = False
+        if self._deframer is not None:
+            self._deframer = None
+            self._account.core.uploads.end(self)
+
+    def stalled(self) -> None:
+        """The first message did not go on in time."""
+        self.refuse(stalled_error())
+
+    def crowded_out(self) -> None:
+        """First messages are too much together, and this is one of the largest."""
+        self._account.core.metrics.count("uploads_full")
+        self.refuse(crowded_error())
+
+    def on_trailers(self, headers: Headers) -> None:
+        """A request has none in gRPC: what comes in their place is its end, and goes no further."""
+        self.on_data(b"", True)
 
     def on_deadline(self) -> None:
         """The client's time is over, or its first message did not come in time."""
@@ -160,7 +180,7 @@ class RelayStream(Splice):
     def refuse(self, error: LayaError) -> None:
         """End the call with an error, on both sides."""
         if not self.complete and not self.down.closed:
-            self._reading = False
+            self._read_enough()
             self._account.failed(error)
             self._account.release()
             self.fail(error)
@@ -293,7 +313,8 @@ class RelayStream(Splice):
         """Both streams are over."""
         account = self._account
         core = account.core
-        self._reading = False
+        if self._reading:
+            self._read_enough()
         core.deadlines.live.pop(self, None)
         account.bytes_in = self.bytes_in
         account.bytes_out = self.bytes_out

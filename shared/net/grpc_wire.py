@@ -203,7 +203,8 @@ def error_from_trailers(headers: Headers) -> LayaError | None:
         return None
     if status is None:
         return LayaError(Code.UNKNOWN, "NO_STATUS", "The peer ended the stream without a gRPC status.")
-    code = Code(int(status)) if status.isdigit() and int(status) <= Code.UNAUTHENTICATED else Code.UNKNOWN
+    known = status.isdigit() and len(status) <= 2 and int(status) <= Code.UNAUTHENTICATED
+    code = Code(int(status)) if known else Code.UNKNOWN
     text = percent_decode(message) if message else f"The peer answered {code.name} without a message."
     if details is not None:
         return _error_with_details(code, text, details)

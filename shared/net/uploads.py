@@ -1,15 +1,19 @@
-"""Request bodies that are still arriving: the longest pause of each, and how much they may hold together.
+"""Request bodies that are held: how long each may pause while it arrives, and how much all may take together.
 
 A connection and its streams take in bodies up to a limit each; many of them, sent slowly, would still fill the memory.
-So there is one account of all. When it is overdrawn, whoever holds most has to go: a small request never does.
+So there is one account of all. When it is overdrawn, those that are still arriving and hold most have to go: a small
+request never does. A body that is whole stays in the account for as long as its owner ``keep``s it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from shared.errors import Code, LayaError
+
+SMALL_BODY: Final = 64 << 10  # bytes up to which a whole body is always kept
+_FEW: Final = 64  # bodies
 
 
 class Uploader(Protocol):
@@ -30,7 +34,7 @@ class Uploads:
     ``timeout`` is in seconds; ``limit`` in bytes, at least the largest body there can be.
     """
 
-    __slots__ = ("_handle", "_limit", "_loop", "_timeout", "_waiting", "held")
+    __slots__ = ("_handle", "_limit", "_loop", "_timeout", "_waiting", "held", "kept")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, limit: int) -> None:
         self._loop = loop
@@ -38,7 +42,8 @@ class Uploads:
         self._limit = limit
         self._waiting: dict[Uploader, tuple[float, int]] = {}  # when each is due, and what it holds
         self._handle: asyncio.TimerHandle | None = None
-        self.held = 0  # bytes that all of them hold
+        self.held = 0  # bytes of all, arriving or kept
+        self.kept = 0  # of these, bytes that are whole
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -51,10 +56,8 @@ class Uploads:
         self.held += held - (before[1] if before is not None else 0)
         if self._handle is None:
             self._handle = self._loop.call_later(self._timeout, self._fire)
-        while self.held > self._limit:
-            largest = max(waiting, key=lambda each: waiting[each][1])
-            self.end(largest)
-            largest.crowded_out()
+        if self.held > self._limit:
+            self._crowd_out()
 
     def end(self, owner: Uploader) -> None:
         """The body is whole, or nobody wants it any more."""
@@ -62,13 +65,36 @@ class Uploads:
         if was is not None:
             self.held -= was[1]
 
+    def keep(self, size: int) -> bool:
+        """Count a whole body of so many bytes, until ``let_go``. False where there is no room: it is not counted."""
+        if self.held + size > self._limit and size > SMALL_BODY:
+            return False
+        self.held += size
+        self.kept += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        """A body that was kept is not needed any more."""
+        self.held -= size
+        self.kept -= size
+
     def close(self) -> None:
-        """Forget all of them."""
+        """Forget all that are arriving."""
         self._waiting.clear()
-        self.held = 0
+        self.held = self.kept
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+    def _crowd_out(self) -> None:
+        """The largest go. Where there are many, until an eighth is to spare: looking at all of them takes its time."""
+        goal = self._limit if len(self._waiting) <= _FEW else self._limit - (self._limit >> 3)
+        for owner, (_, held) in sorted(self._waiting.items(), key=lambda item: item[1][1], reverse=True):
+            if self.held <= goal or not held:
+                return
+            if owner in self._waiting:  # one that goes may end others
+                self.end(owner)
+                owner.crowded_out()
 
     def _fire(self) -> None:
         self._handle = None

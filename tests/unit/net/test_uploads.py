@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.net.uploads import Uploads, crowded_error, stalled_error, upload_limit
+from shared.net.uploads import SMALL_BODY, Uploads, crowded_error, stalled_error, upload_limit
 from tests.support.h2_rig import ManualLoop
 
 
@@ -68,6 +68,40 @@ def test_the_largest_has_to_go_when_all_hold_too_much():
     uploads.end(small)
     uploads.end(small)
     assert uploads.held == 0
+
+
+def test_room_is_made_for_more_than_the_one_byte_that_was_too_much():
+    _, uploads = make()
+    bodies = [Body() for _ in range(100)]
+    for body in bodies:
+        uploads.progress(body, 10)
+    uploads.progress(bodies[0], 20)
+    assert uploads.held <= 875
+    assert bodies[0].crowded == 1
+    assert sum(body.crowded for body in bodies) == 100 - len(uploads)
+
+
+def test_a_whole_body_counts_until_it_is_let_go():
+    loop = ManualLoop()
+    uploads = Uploads(loop, 10.0, 1 << 20)  # type: ignore[arg-type]
+    arriving = Body()
+    assert uploads.keep(800_000)
+    assert not uploads.keep(300_000)
+    assert uploads.keep(SMALL_BODY)
+    uploads.progress(arriving, 300_000)
+    assert arriving.crowded == 1
+    uploads.close()
+    assert uploads.held == uploads.kept == 800_000 + SMALL_BODY
+    uploads.let_go(800_000)
+    uploads.let_go(SMALL_BODY)
+    assert (uploads.held, uploads.kept) == (0, 0)
+
+
+def test_small_bodies_are_kept_however_full_it_is():
+    _, uploads = make()
+    for _ in range(5):
+        assert uploads.keep(600)
+    assert uploads.held == 3000
 
 
 def test_what_a_client_is_told_has_a_status_and_a_time_to_come_back():
