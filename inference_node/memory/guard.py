@@ -1,11 +1,12 @@
 """When a node sheds load to save its machine: a decision on plain readings. Pure.
 
-A reading at or above its soft limit closes; all of them must have fallen by the hysteresis, and stayed there a while,
-before the node opens again. A reading that is not there counts for nothing. Nothing is ever killed: what runs goes on.
+A reading at or above its soft limit closes; it must have fallen by the hysteresis, and stayed there a while, before
+the node opens again. A reading that is not there counts for nothing. Nothing is ever killed: what runs goes on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,8 +53,8 @@ class GuardSettings:
     gpu_celsius: float = 0.0
     """0 takes ``SLOWDOWN_MARGIN`` below where the driver slows the GPU down."""
     gpu_power: float = 0.0
-    hysteresis: float = 0.05
-    """Share of a limit by which its reading must fall."""
+    hysteresis: float = 0.02
+    """Share of a limit by which its reading must fall; of a share of memory at most half of what the limit leaves."""
     resume_seconds: float = 3.0
 
 
@@ -68,12 +69,19 @@ class _Check:
     value: float
     limit: float
     words: str
+    gpu: int = -1
+    most: float = math.inf  # that the reading can be
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.name, self.gpu
 
     def high(self) -> bool:
         return self.value >= self.limit
 
     def low(self, hysteresis: float) -> bool:
-        return self.value < self.limit * (1.0 - hysteresis)
+        # A node whose memory is meant to be nearly full must be able to open again.
+        return self.value < self.limit - min(hysteresis * self.limit, (self.most - self.limit) / 2.0)
 
 
 class Guard:
@@ -85,6 +93,7 @@ class Guard:
         """Why load is shed, in a sentence without its stop; empty while the node is open."""
         self.cause = ""
         """The same in a word, for a metric: memory, stall, rss, gpu_memory, gpu_celsius, gpu_power, gpu_lost."""
+        self._tripped: set[tuple[str, int]] = set()  # what has been at its limit since load is shed
         self._calm_since: float | None = None
 
     @property
@@ -101,13 +110,14 @@ class Guard:
         high = [check for check in checks if check.high()]
         if high:
             self._calm_since = None
+            self._tripped.update(check.key for check in high)
             if any(check.name == self.cause for check in high):
                 return False
             self.cause, self.reason = high[0].name, high[0].words
             return True
         if not self.shedding:
             return False
-        if not all(check.low(self.settings.hysteresis) for check in checks):
+        if not all(check.low(self.settings.hysteresis) for check in checks if check.key in self._tripped):
             self._calm_since = None
             return False
         if self._calm_since is None:
@@ -115,6 +125,7 @@ class Guard:
         if now - self._calm_since < self.settings.resume_seconds:
             return False
         self.cause = self.reason = ""
+        self._tripped.clear()
         self._calm_since = None
         return True
 
@@ -123,7 +134,7 @@ class Guard:
         if s.memory and now.memory is not None:
             of = f" of {short(now.memory_limit)}" if now.memory_limit else ""
             words = f"memory is short: {_percent(now.memory)}{of} in use (limit {_percent(s.memory)})"
-            yield _Check("memory", now.memory, s.memory, words)
+            yield _Check("memory", now.memory, s.memory, words, most=1.0)
         if s.stall and now.stall is not None:
             words = f"memory is short: all tasks wait for it {now.stall:.0f} % of the time (limit {s.stall:.0f} %)"
             yield _Check("stall", now.stall, s.stall, words)
@@ -136,17 +147,17 @@ class Guard:
     def _gpu_checks(self, gpu: GpuReading) -> Iterator[_Check]:
         s, name = self.settings, f"GPU {gpu.index}"
         if gpu.lost:
-            yield _Check("gpu_lost", 1.0, 1.0, f"{name} does not answer any more; look at the machine")
+            yield _Check("gpu_lost", 1.0, 1.0, f"{name} does not answer any more; look at the machine", gpu.index)
         if s.gpu_memory and gpu.memory is not None:
             words = f"the memory of {name} is short: {_percent(gpu.memory)} in use (limit {_percent(s.gpu_memory)})"
-            yield _Check("gpu_memory", gpu.memory, s.gpu_memory, words)
+            yield _Check("gpu_memory", gpu.memory, s.gpu_memory, words, gpu.index, 1.0)
         limit = s.gpu_celsius or (gpu.slowdown_celsius or 0.0) - SLOWDOWN_MARGIN
         if limit > 0 and gpu.celsius is not None:
             words = f"{name} is hot: {gpu.celsius:.0f} °C (limit {limit:.0f} °C)"
-            yield _Check("gpu_celsius", gpu.celsius, limit, words)
+            yield _Check("gpu_celsius", gpu.celsius, limit, words, gpu.index)
         if s.gpu_power and gpu.power is not None:
             words = f"{name} draws {_percent(gpu.power)} of its power limit (limit {_percent(s.gpu_power)})"
-            yield _Check("gpu_power", gpu.power, s.gpu_power, words)
+            yield _Check("gpu_power", gpu.power, s.gpu_power, words, gpu.index)
 
 
 def _percent(share: float) -> str:

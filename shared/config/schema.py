@@ -152,7 +152,7 @@ class GuardConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     soft_gpu_memory_fraction: float = 0.0  # of a GPU's memory; 0 takes a share above gpu_memory_utilization
     soft_gpu_celsius: float = 0.0  # temperature of a GPU; 0 takes two below where its driver slows it down
     soft_gpu_power_fraction: float = 0.0  # of a GPU's power limit; 0: off, because full load reaches it
-    hysteresis: float = 0.05  # share of a limit by which the value must fall before the node takes requests again
+    hysteresis: float = 0.02  # share of a limit by which the value must fall before the node takes requests again
     resume_seconds: float = 3.0  # time for which it must have stayed there
 
     def validate(self) -> None:
