@@ -46,6 +46,7 @@ class ServerCall(ServerSink):
         "_deframer",
         "_drain",
         "_ended",
+        "_kept",
         "_messages",
         "_server",
         "_started",
@@ -73,6 +74,7 @@ class ServerCall(ServerSink):
         self._stream = stream
         self._deframer: Deframer | None = None
         self._messages: list[bytes] = []
+        self._kept = 0  # bytes of the request in the server's account
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._drain: asyncio.Future[None] | None = None
@@ -229,14 +231,23 @@ class ServerCall(ServerSink):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._server.uploads.end(self)
+        uploads = self._server.uploads
+        uploads.end(self)
+        if self._kept:
+            uploads.let_go(self._kept)
+            self._kept = 0
 
     def _whole(self) -> None:
-        self._server.uploads.end(self)
+        uploads = self._server.uploads
+        uploads.end(self)
         if not self._messages:
             self.fail(LayaError(Code.UNIMPLEMENTED, "INVALID_REQUEST", "This method takes one request message."))
             return
         raw = self._messages.pop()
+        if not uploads.keep(len(raw)):
+            self.crowded_out()
+            return
+        self._kept = len(raw)
         kind = self.method.request_type
         try:
             request: Any = raw if kind is bytes else kind.FromString(raw)

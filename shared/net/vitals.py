@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from shared.net.api import CANCEL
+
 if TYPE_CHECKING:
     from shared.net.conn import H2Connection
 
@@ -29,6 +31,7 @@ class Vitals:
         "_loop",
         "_paused_at",
         "_pinged",
+        "_stalled",
         "born",
     )
 
@@ -41,6 +44,7 @@ class Vitals:
         self._paused_at = 0.0
         self._kept = self._kept_at = 0.0  # which unfinished frame was seen last, and since when
         self._lingering: set[int] = set()
+        self._stalled: dict[int, tuple[int, float]] = {}  # streams whose bytes wait: how many, and since when so many
         self._closing = False
 
     def start(self) -> None:
@@ -91,7 +95,7 @@ class Vitals:
             conn.abort(reason)
             return
         self._watch_window()
-        due = min(self._next(now), conn.on_tick(now))
+        due = min(self._next(now), conn.on_tick(now), self._watch_stalled(now))
         if not self._closing and self._handle is None:
             self._arm(min(max(due - now, _SOONEST), _LONGEST))
 
@@ -134,6 +138,28 @@ class Vitals:
         if self._pinged:
             return min(due, self._pinged + settings.keepalive_timeout)
         return min(due, conn.heard + settings.keepalive_time)
+
+    def _watch_stalled(self, now: float) -> float:
+        """Reset streams whose peer opens no window for what waits here; when to look again.
+
+        The connection lives, so nothing else would ever end them, and each holds up to a stream's window of bytes.
+        """
+        conn = self._conn
+        limit = conn.settings.stall_timeout
+        due = now + _LONGEST
+        seen: dict[int, tuple[int, float]] = {}
+        for stream in list(conn.stalled.values()):
+            queued, since = self._stalled.get(stream.id, (-1, now))
+            if queued != stream.queued:
+                since = now
+            if now - since < limit:
+                seen[stream.id] = (stream.queued, since)
+                due = min(due, since + limit)
+            elif stream.reset_code < 0 and not stream.closed:
+                conn.counters.count("window_stalled")
+                stream.abort(CANCEL)
+        self._stalled = seen
+        return due
 
     def _watch_window(self) -> None:
         """Have the connection replaced when bytes of its window are lost for good, and forget streams that are."""

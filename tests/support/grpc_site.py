@@ -104,4 +104,4 @@ async def grpc_site(**options: Any) -> AsyncIterator[GrpcSite]:
         await site.listener.close()
         await site.server.close()
         assert site.server.calls == 0
-        assert len(site.server.uploads) == 0
+        assert len(site.server.uploads) == site.server.uploads.held == 0

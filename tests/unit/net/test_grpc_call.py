@@ -254,3 +254,24 @@ async def test_tokens_that_are_ready_together_leave_in_one_write_and_the_first_a
     assert wire.writes == 1
     assert raw.streams[1].data.count(b"token") == 20
     assert raw.streams[1].trailers == [(b"grpc-status", b"0")]
+
+
+async def test_requests_that_run_may_hold_so_much_together_and_then_large_ones_are_refused():
+    async def handler(request: bytes, call: ServerCall) -> None:
+        await asyncio.Event().wait()
+
+    site = server(handler, max_message=100_000)  # eight of these in all
+    streams = [FakeServerStream().call(site.accept, ASK, b"x" * 90_000) for _ in range(10)]
+    await asyncio.sleep(0)
+    refused = [stream for stream in streams if stream.ended]
+    assert len(refused) == 2
+    assert all(stream.status()[b"grpc-status"] == b"8" for stream in refused)
+    assert site.uploads.held == site.uploads.kept == 8 * 90_000
+    small = FakeServerStream().call(site.accept, ASK, b"small")
+    await asyncio.sleep(0)
+    assert not small.ended
+    for stream in (*streams, small):
+        stream.cancel()
+    await settled(site)
+    assert site.uploads.held == 0
+    await site.close()
