@@ -204,6 +204,83 @@ async def test_the_ticker_reports_a_burst_once_and_at_most_twenty_times_a_second
         await asyncio.gather(task, reader, return_exceptions=True)
 
 
+class Crowd:
+    """Watchers that take a report the moment it is due, on a clock of their own, at a node that never rests."""
+
+    def __init__(self, watchers: int) -> None:
+        self.clock = Clock()
+        state = NodeState(Config(), "n1")
+        self.admission = serving(state, self.clock)
+        self.reporter = Reporter(state, self.clock)
+        self.watches = [self.reporter.open(f"w{i}") for i in range(watchers)]
+        self.taken: list[tuple[float, int]] = []
+        self.held: Admitted | None = None
+
+    async def take(self) -> None:
+        for i, watch in enumerate(self.watches):
+            if watch.due:
+                await watch.next()
+                self.taken.append((self.clock.now, i))
+
+    async def live(self, seconds: float) -> None:
+        for turn in range(int(seconds / 0.05)):
+            if self.held is not None:
+                self.held.release()
+            self.held = hold(self.admission, 16, 500 + turn * 977 % 3000)
+            self.held.prefill_done()
+            self.clock.now += 0.05
+            await self.take()
+            self.reporter.tick()
+            await self.take()
+
+    def most_in_a_second(self) -> int:
+        times = [at for at, _ in self.taken]
+        return max(sum(at <= other < at + 1.0 for other in times) for at in set(times))
+
+    def longest_silence(self) -> float:
+        """Of any watcher, in seconds, from its first report on."""
+        last: dict[int, float] = {}
+        longest = 0.0
+        for at, i in self.taken:
+            longest = max(longest, at - last.get(i, at))
+            last[i] = at
+        return max(longest, *(self.clock.now - at for at in last.values()))
+
+
+@pytest.mark.parametrize("watchers", [1, 9, 40, 200, MAX_WATCHES])
+async def test_a_node_sends_at_most_two_hundred_reports_a_second_whoever_watches(watchers):
+    crowd = Crowd(watchers)
+    await crowd.live(8.0)
+    assert crowd.most_in_a_second() <= 200
+    assert {i for _, i in crowd.taken} == set(range(watchers))
+    if watchers * 20 <= 180:
+        assert len(crowd.taken) >= watchers * 8 * 19, "few watchers are not held back"
+    else:
+        assert len(crowd.taken) >= 8 * 170, "the budget is used"
+    assert crowd.longest_silence() <= max(0.06, watchers / 180 + 0.2), "and shared out evenly"
+
+
+async def test_a_storm_of_reconnects_stays_within_the_budget():
+    crowd = Crowd(0)
+    for _ in range(100):
+        for watch in crowd.watches:
+            crowd.reporter.close(watch)
+        crowd.watches = [crowd.reporter.open(f"w{i}") for i in range(300)]
+        await crowd.live(0.05)
+    assert crowd.most_in_a_second() <= 200
+    assert len(crowd.taken) >= 5 * 170
+
+
+async def test_first_reports_go_before_later_ones():
+    crowd = Crowd(200)
+    await crowd.live(3.0)
+    newcomer = crowd.reporter.open("late")
+    crowd.watches.append(newcomer)
+    began = crowd.clock.now
+    await crowd.live(0.2)
+    assert next(at for at, i in crowd.taken if i == 200) - began <= 0.11
+
+
 def test_rates_come_from_counters_and_survive_a_reset():
     rates = EngineRates()
     stats = EngineStats()
