@@ -86,7 +86,7 @@ class Dispatcher:
             keys = self._picker.keys(pool, ask)
             chosen = self._picker.choose(pool, keys, prompt, total, now)
             if waiting:
-                chosen = self._beside_others(pool, keys, prompt, total, now, chosen, ask.priority)
+                chosen = self._beside_others(pool, keys, prompt, total, now, chosen, ask.priority, ask.arrived or now)
             if chosen is not None:
                 return self._grant(pool, ask, keys, prompt, total, chosen)
         if self._waiting.count >= self.settings.max_queued:
@@ -297,7 +297,15 @@ class Dispatcher:
         return pool.queue.flows < LOOK_AHEAD and not pool.queue.holds(ask)
 
     def _beside_others(
-        self, pool: Pool, keys: Keys, prompt: int, total: int, now: float, chosen: Candidate | None, priority: int
+        self,
+        pool: Pool,
+        keys: Keys,
+        prompt: int,
+        total: int,
+        now: float,
+        chosen: Candidate | None,
+        priority: int,
+        arrived: float,
     ) -> Candidate | None:
         """What a newcomer may have while others wait: ``chosen`` or the next best, if that is not ahead of its pace;
         or the node that is kept free for one who is less urgent."""
@@ -307,7 +315,7 @@ class Dispatcher:
             if chosen is not None and not allows(chosen[0]):
                 chosen = None
         if chosen is None:
-            node = self._waiting.taken_back(pool, priority, now, total)
+            node = self._waiting.taken_back(pool, priority, arrived, total)
             if node is not None and self._picker.required(pool, keys) in (None, node):
                 return self._picker.expected(pool, keys, node, prompt)
         return chosen
@@ -317,7 +325,9 @@ class Dispatcher:
         pool = ticket.pool
         keys = self._picker.keys(pool, ticket.ask)
         chosen = self._picker.choose(pool, keys, ticket.prompt, ticket.total, now)
-        chosen = self._beside_others(pool, keys, ticket.prompt, ticket.total, now, chosen, ticket.priority)
+        chosen = self._beside_others(
+            pool, keys, ticket.prompt, ticket.total, now, chosen, ticket.priority, ticket.arrived
+        )
         return chosen[0] if chosen is not None else None
 
     def _cancelled(self, ticket: Ticket) -> None:
