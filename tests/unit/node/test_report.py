@@ -235,7 +235,7 @@ class Crowd:
 
     def most_in_a_second(self) -> int:
         times = [at for at, _ in self.taken]
-        return max(sum(at <= other < at + 1.0 for other in times) for at in set(times))
+        return max(sum(at <= other < at + 0.9999 for other in times) for at in set(times))
 
     def longest_silence(self) -> float:
         """Of any watcher, in seconds, from its first report on."""
