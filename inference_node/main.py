@@ -24,6 +24,7 @@ from shared import logging as logs
 from shared.config import ConfigError, load
 from shared.config.schema import Config
 from shared.net.listener import ListenError
+from shared.open_files import raise_limit
 
 OK, FAILED, BAD_CONFIG, NO_ENGINE, NO_PORT, ENGINE_FAILED = range(6)
 CHECK_EVERY = 1.0  # seconds between two looks at the engine
@@ -46,6 +47,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         config = load(args.config, overrides=overrides)
         logs.setup(config.server.log_level, config.server.log_format)
         check_bind(config)
+        raise_limit(config.server.max_connections)
         _warn(config)
         config, context = _sized(config)
         engine = engines.create(config.inference, context)

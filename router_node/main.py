@@ -17,6 +17,7 @@ from router_node.config import Options, complain, parse
 from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
 from shared import logging as logs
 from shared.config import ConfigError
+from shared.open_files import raise_limit
 
 log = logs.get("router")
 
@@ -31,6 +32,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(argv)
         logs.setup(options.config.server.log_level, options.config.server.log_format)
+        raise_limit(options.config.server.max_connections)
         for warning in options.warnings:
             logs.event(log, logging.WARNING, "exposed", detail=warning)
         if options.config.router.workers > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shared.config.schema import RouterConfig, ServerConfig
+from shared.open_files import room_for
 
 MAX_FRAME = 16_384  # the largest frame payload we accept: HTTP/2's initial value, never raised
 FRAME_HEADER = 9
@@ -92,13 +93,15 @@ class NetSettings:
             connection_window=max(128 << 20, 2 * (streams + 24) * window),
             max_streams=streams,
             max_header_bytes=server.max_header_bytes,
+            # Room for what a router adds to a block that a client was allowed: too much ends a connection of many.
+            hard_header_bytes=max(256 << 10, 2 * server.max_header_bytes),
             keepalive_time=server.keepalive_time,
             keepalive_timeout=server.keepalive_timeout,
             header_timeout=server.header_timeout,
             idle_timeout=server.idle_timeout,
             max_connection_age=server.max_connection_age,
             max_connection_age_grace=server.max_connection_age_grace,
-            max_connections_served=server.max_connections,
+            max_connections_served=room_for(server.max_connections),
             max_body_bytes=server.max_body_bytes,
             body_timeout=server.body_timeout,
         )
