@@ -144,9 +144,8 @@ class RedisSource(Source):
         missing: list[str] = []
         for start in range(0, len(known), _CHUNK):
             names = known[start : start + _CHUNK]
-            values: Any = await client.mget([registration.node_key(self._cluster, name) for name in names])
-            for name, raw in zip(names, values, strict=True):
-                if raw is None:
+            for name, raw in zip(names, await self._records(client, names), strict=True):
+                if not raw:
                     missing.append(name)
                     continue
                 record = self._accept(raw, name, now)
@@ -154,6 +153,17 @@ class RedisSource(Source):
                     view.append(Candidate(record.address, record.node_id, record.boot_id, record.model))
         await self._forget(client, missing)
         return tuple(view)
+
+    async def _records(self, client: Redis, names: Sequence[str]) -> list[bytes]:
+        """What is stored under each name; empty for nothing. Never more than shows that a record is too large."""
+        ask = client.pipeline(transaction=False)
+        for name in names:
+            ask.getrange(registration.node_key(self._cluster, name), 0, registration.MAX_RECORD)
+        answers: Any = await ask.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
+                raise answer
+        return [b"no string" if isinstance(answer, Exception) else answer for answer in answers]
 
     def _sane_id(self, name: str) -> bool:
         if registration.valid_node_id(name):

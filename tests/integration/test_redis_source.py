@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -228,3 +229,20 @@ def _subscribed(valkey: Valkey) -> bool:
 
     with Plain.from_url(valkey.url) as client:
         return bool(client.pubsub_numsub(events_channel("laya"))[0][1])
+
+
+async def test_records_of_a_foreign_type_or_size_cost_little_and_hide_nobody(world: World) -> None:
+    await world.register("good", 9001)
+    await world.write("giant", b"x" * (48 << 20))
+    await world.redis.lpush(node_key("laya", "list"), "a", "b")
+    await world.redis.hset(node_key("laya", "hash"), "a", "b")
+    await world.redis.sadd(index_key("laya"), "list", "hash", "absent")
+    tracemalloc.start()
+    try:
+        source = await world.watch()
+        await until(lambda: world.ids == ["good"], "the good node alone")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert source.rejected["oversize"] >= 1 and source.rejected["garbage"] >= 2
+    await world.redis.delete(node_key("laya", "list"), node_key("laya", "hash"))
