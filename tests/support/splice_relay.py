@@ -1,0 +1,53 @@
+"""The network layer as a plain relay: whatever gRPC call comes is joined to the one upstream, with no policy at all."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from shared.net.api import Headers, HttpExchange, ServerSink, ServerStream
+from shared.net.flusher import Flusher
+from shared.net.listener import Listener
+from shared.net.pool import Pool
+from shared.net.settings import NetSettings
+from shared.net.splice import Splice, lost_error
+from tests.support.ports import until
+
+
+class SpliceRelay:
+    """Listens on 127.0.0.1 and relays to ``upstream``; connected once entered."""
+
+    def __init__(self, upstream: str, settings: NetSettings) -> None:
+        loop = asyncio.get_running_loop()
+        self.flusher = Flusher(loop)
+        self.counters = self.flusher.counters
+        self.pool = Pool(upstream, settings, self.flusher)
+        self.listener = Listener(self.accept, self.refuse, settings, self.flusher)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self.listener.address
+
+    async def __aenter__(self) -> SpliceRelay:
+        self.pool.start()
+        await self.listener.start()
+        await until(lambda: self.pool.connected, "the upstream is connected")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.listener.close()
+        await self.pool.close()
+
+    def accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink:
+        """Join a call to the upstream."""
+        splice = Splice(stream)
+        if not splice.join(self.pool, headers, end):
+            splice.fail(lost_error(0, True))
+        return splice
+
+    def refuse(self, exchange: HttpExchange) -> None:
+        """Nothing but gRPC is relayed."""
+        exchange.respond(415, [], b"")
