@@ -26,7 +26,7 @@ def grid(planner: Planner, plan: Plan, *, colour: bool = False) -> list[str]:
     contexts = steps(max(planner.shape.max_context, plan.context), _COLUMNS)
     key = "  ".join(f"{_paint(mark, v, colour)} {v}" for v, mark in _MARKS.items())
     head = f"{'sequences':>10}" + "".join(f"{tokens(n):>9} " for n in contexts)
-    lines = [f"GiB by context and sequences at once:  {key}", head.rstrip()]
+    lines = [f"GiB by context and sequences:  {key}", head.rstrip()]
     for many in _ROWS:
         cells = (_cell(planner.plan(context, many), colour) for context in contexts)
         lines.append((f"{many:>10}" + "".join(cells)).rstrip())
@@ -61,14 +61,14 @@ def png(planner: Planner, plan: Plan, path: Path) -> None:
 
 def _draw(axes: Any, planner: Planner, plan: Plan) -> None:
     contexts = sorted({*steps(max(planner.shape.max_context, plan.context), 12), plan.context})
-    for many in sorted({*_ROWS, plan.sequences}):
+    for many in sorted({*_ROWS, *(() if plan.shares else (plan.sequences,))}):
         sizes = [planner.plan(context, many).total / GIB for context in contexts]
         axes.plot(contexts, sizes, marker=".", label=f"{many:,}")
     memory = plan.memory / GIB
     axes.axhline(memory, color="black", linewidth=1.2)
     axes.axhline(memory * COMFORT, color="black", linewidth=0.8, linestyle="--")
-    axes.annotate(f"memory {memory:,.1f} GiB", (contexts[0], memory), va="bottom", fontsize=8)
-    axes.annotate("80 %", (contexts[0], memory * COMFORT), va="bottom", fontsize=8)
+    axes.annotate(f"memory {memory:,.1f} GiB", (contexts[-1], memory), va="bottom", ha="right", fontsize=8)
+    axes.annotate("80 %", (contexts[-1], memory * COMFORT), va="bottom", ha="right", fontsize=8)
     axes.plot([plan.context], [plan.total / GIB], marker="o", markersize=9, color="black", fillstyle="none")
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [tokens(n) for n in contexts], rotation=45, fontsize=8)

@@ -49,6 +49,13 @@ def find(model: str, revision: str = "", *, offline: bool = False) -> Checkpoint
 
     Raises CheckpointError, and ShapeError where the configuration says too little.
     """
+    try:
+        return _find(model, revision, offline)
+    except OSError as e:
+        raise CheckpointError(f"{e.filename or model} cannot be read: {e.strerror or e}") from None
+
+
+def _find(model: str, revision: str, offline: bool) -> Checkpoint:
     path = Path(os.path.expanduser(model))
     if path.is_file():
         return _gguf(path) if path.suffix.lower() == ".gguf" else _folder(path.parent)
@@ -260,8 +267,6 @@ def _gguf(path: Path) -> Checkpoint:
         raise CheckpointError(str(e)) from None
     except ShapeError as e:
         raise ShapeError(str(e).replace("config.json", path.name)) from None
-    except OSError as e:
-        raise CheckpointError(f"{e.filename or path} cannot be read: {e.strerror or e}") from None
     bits = total * 8 / shape.params if shape.params else 0.0
     shape = replace(shape, quantization="gguf", bits=round(bits, 2))
     return Checkpoint(shape, Weights(total, source=_files(parts)), path, "gguf")

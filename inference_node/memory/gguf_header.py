@@ -86,7 +86,8 @@ class GgufHeader:
     def sizes(self) -> list[int]:
         """Bytes of each tensor, in the table's order."""
         starts = sorted({t.offset for t in self.tensors})
-        following = dict(zip(starts, [*starts[1:], max(self.file_size - self.data_start, 0)], strict=True))
+        ends = [*starts[1:], max(self.file_size - self.data_start, 0)]
+        following = dict(zip(starts, ends, strict=False))
         out = []
         for tensor in self.tensors:
             known = TYPES.get(tensor.type)

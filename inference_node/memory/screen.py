@@ -40,7 +40,8 @@ def verdict(plan: Plan, refusal: str = "") -> str:
 def _head(plan: Plan) -> list[str]:
     shape = plan.shape
     experts = f", {shape.experts} experts" if shape.experts else ""
-    about = f"{shape.params / 1e9:.2f} B parameters{experts}, context {shape.max_context:,}"
+    count = f"{shape.params / 1e9:.2f} B" if shape.params >= 1e9 else f"{shape.params / 1e6:.1f} M"
+    about = f"{count} parameters{experts}, context {shape.max_context:,}"
     many = "1 sequence" if plan.sequences == 1 else f"{plan.sequences:,} sequences"
     if plan.shares:
         many = f"up to {many}, each"
@@ -63,7 +64,7 @@ def _parts(plan: Plan) -> list[tuple[str, str, int]]:
     null = layout.block_bytes if layout.groups else 0
     cpu = plan.options.device == "cpu"
     per_token = f"{layout.token_bytes:,} bytes a token" if layout.token_bytes else "no cache that grows"
-    state = f" and {short(layout.state_bytes)} a sequence" if layout.state_bytes else ""
+    state = f" + {short(layout.state_bytes)}" if layout.state_bytes else ""
     reserve = "processes of node and engine" if cpu else "driver, libraries, graphs"
     rows = [("weights", _weights(plan), plan.weights)]
     needed = layout.pool_bytes(plan.context, plan.sequences)
