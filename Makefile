@@ -13,8 +13,8 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-ACCEL := $(if $(filter setup up test lint bench proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
-RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/ngh2.txt
+ACCEL := $(if $(filter setup compile up test lint bench proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
+RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/compile.txt requirements/ngh2.txt
 DEV_LISTS := requirements/dev.txt
 # A stamp is named after what it installed, so a clone, a checkout or a touch never installs in vain.
 hash = $(shell cat $(1) | sha256sum | cut -c1-16)
@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-
 CODE := $(wildcard router_node inference_node shared loadtest)
 TIERS := $(wildcard tests/unit tests/integration tests/e2e)
 
-.PHONY: help setup dev up test lint proto bench clean
+.PHONY: help setup dev compile up test lint proto bench clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | column -t -s '|' \
@@ -33,8 +33,11 @@ help: ## Show this list
 	@echo
 	@echo "Variables: PYTHON=python3.11  EXTRA_INDEX=URL (where the CPU build of torch is)  ARGS='--nodes 1'"
 
-setup: $(SETUP) ## Make .venv and install the pinned packages (the GPU list where nvidia-smi works, else the CPU list)
+setup: $(SETUP) compile ## Make .venv, install the pinned packages (the GPU list where nvidia-smi works, else the CPU list)
 	@:
+
+compile: $(SETUP) ## Compile the hot path to C where a compiler works; done by setup; LAYA_COMPILE=0 leaves it plain Python
+	@$(BIN)/python setup.py compile
 
 dev: setup $(DEV)
 	@:
@@ -50,6 +53,7 @@ lint: dev ## Run ruff and mypy
 	@$(BIN)/mypy $(CODE)
 
 test: lint ## Run ruff, mypy and every test tier: unit, integration, e2e; ARGS='-k name' narrows
+	@$(if $(findstring -k,$(ARGS)),,$(plain_too))
 	@$(BIN)/python -m pytest $(TIERS) $(ARGS)
 
 proto: dev ## Generate shared/pb from protos/
@@ -60,6 +64,7 @@ bench: setup ## Measure the router alone, against fake nodes
 
 clean: ## Remove .venv, caches and build products (the demo model stays in the user's cache folder)
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find router_node shared -name '*.so' -delete
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -73,7 +78,7 @@ $(SETUP): | $(BIN)/python
 	@echo "Installing the $(ACCEL) package list into $(VENV) (once; a few minutes)"
 	@$(call install,$(patsubst %,-r %,$(filter-out %/ngh2.txt,$(RUN_LISTS)))) || $(explain)
 	@$(call install,--require-hashes -r requirements/ngh2.txt)
-	@$(call install,--no-build-isolation -e .)
+	@LAYA_COMPILE=0 $(call install,--no-build-isolation -e .)
 	@$(check_libraries)
 	@rm -f $(VENV)/.laya-run-* && touch $@
 
@@ -88,6 +93,13 @@ define install
 	| awk -v tty="$$(test -t 2 && echo 1)" '!tty { next } /^ *(Collecting|Processing)/ { line = ++n " packages: " $$2 } \
 	/^Installing/ { line = "unpacking " n " packages" } { printf "\r\033[K  %s", line; fflush() } END { if (tty) printf "\r\033[K" }' \
 	|| { grep -E '^(ERROR|error)' $(VENV)/install.log | cut -c1-160 >&2 || tail -n 20 $(VENV)/install.log >&2; false; }
+endef
+
+# Where the hot path is compiled, the plain form of the same sources is tested as well: it runs where no compiler is.
+define plain_too
+	if $(BIN)/python -c 'import sys; from shared.compiled import compiled; sys.exit(not compiled())'; then \
+	echo "The hot path as plain Python:"; \
+	LAYA_PLAIN=1 $(BIN)/python -m pytest -q -p no:cacheprovider $(wildcard tests/unit/dispatch tests/unit/relay tests/unit/net); fi
 endef
 
 define explain

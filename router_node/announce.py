@@ -10,6 +10,7 @@ import msgspec
 
 from router_node.config import Options
 from shared import logging as logs
+from shared.compiled import compiled
 from shared.config.loader import redact_url
 
 log = logs.get("router")
@@ -36,6 +37,7 @@ def announce(options: Options, address: str, admin: str) -> None:
         workers=options.config.router.workers,
         store=redact_url(server.redis) or "none",
         keys="required" if options.keys is not None else "none",
+        compiled=compiled(),
     )
     if options.ready_fd >= 0:
         line = msgspec.json.encode(Ready("ready", address, admin, os.getpid())) + b"\n"

@@ -11,7 +11,23 @@ import pytest
 # call, or abort the child; a child that only executes another program needs none of them. Read when grpc is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+from shared import compiled
 from tests.support.valkey import Valkey
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of extensions made from other sources than these would prove nothing."""
+    if os.environ.get("LAYA_PLAIN", "") in ("", "0") and compiled.stale():
+        pytest.exit(
+            "The compiled hot path was made from other sources than these: run `make compile` to make it anew, "
+            "or set LAYA_PLAIN=1 to test the sources alone.",
+            returncode=4,
+        )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Which form of the hot path runs."""
+    return f"hot path: {'compiled' if compiled.compiled() else 'plain Python'}"
 
 
 @pytest.fixture

@@ -179,4 +179,20 @@ def _rank(pool: Pool) -> tuple[int, int, str, str]:
 
 
 def _describes_the_same(a: NodeSpec, b: NodeSpec) -> bool:
-    return all(getattr(a, name) == getattr(b, name) for name in NodeSpec.__slots__ if name != "boot_id")
+    return _essence(a) == _essence(b)
+
+
+def _essence(spec: NodeSpec) -> tuple[object, ...]:
+    """All that a node is but which process it is."""
+    return (
+        spec.model,
+        spec.aliases,
+        spec.revision,
+        spec.max_seq_len,
+        spec.kv_capacity_tokens,
+        spec.kv_block_tokens,
+        spec.max_num_seqs,
+        spec.default_max_tokens,
+        spec.quantization,
+        spec.engine,
+    )

@@ -6,7 +6,7 @@ from router_node.relay.account import Account
 from router_node.relay.headers import GRPC, trailers_only
 from shared import headers as names
 from shared.errors import Code, LayaError, unavailable
-from shared.net.api import Headers, ServerSink, ServerStream, Upstream
+from shared.net.api import Headers, ServerStream, Upstream
 from shared.net.grpc_wire import frame
 from shared.net.splice import Splice
 from shared.net.uploads import stalled_error
@@ -14,8 +14,8 @@ from shared.net.uploads import stalled_error
 MAX_QUESTION = 64 << 10  # bytes of a request whose content does not matter
 
 
-class ListModels(ServerSink):
-    """``Inference.ListModels`` from the router's own table. The request's message says nothing and is not read."""
+class ListModels:
+    """``Inference.ListModels`` from the router's own table, a ``ServerSink``. The request's message is not read."""
 
     __slots__ = ("_account", "_answered", "_stream")
 

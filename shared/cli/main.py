@@ -11,6 +11,7 @@ import sys
 
 import click
 
+from shared.compiled import compiled
 from shared.config import ConfigError
 from shared.version import __version__
 
@@ -53,7 +54,9 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="laya")
+@click.version_option(
+    __version__, prog_name="laya", message=f"%(prog)s, version %(version)s ({'compiled' if compiled() else 'plain'})"
+)
 def cli() -> None:
     """Laya serves quantized language models from your own machines."""
 

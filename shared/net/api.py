@@ -27,7 +27,7 @@ CANCEL = 0x8
 ENHANCE_YOUR_CALM = 0xB
 
 
-class ServerSink(ABC):
+class ServerSink(Protocol):
     """Owner of a stream that a peer opened on us."""
 
     __slots__ = ()
@@ -49,7 +49,7 @@ class ServerSink(ABC):
         """The stream is gone: 0 after a complete exchange, else the reset code; 8 (CANCEL) when the connection died."""
 
 
-class ClientSink(ABC):
+class ClientSink(Protocol):
     """Owner of a stream that we opened on a peer."""
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class ClientSink(ABC):
         """
 
 
-class ServerStream(ABC):
+class ServerStream(Protocol):
     """A stream that a peer opened on us."""
 
     __slots__ = ()
@@ -120,7 +120,7 @@ class ServerStream(ABC):
         """True once ``on_closed`` was called."""
 
 
-class ClientStream(ABC):
+class ClientStream(Protocol):
     """A stream that we opened on a peer."""
 
     __slots__ = ()

@@ -7,23 +7,29 @@ other way round, with at most a stream window in between. Orderings that need ca
 * the client resets or vanishes: the node's stream is reset with CANCEL in the same batch;
 * the node's stream is lost: ``upstream_lost`` decides; by default the client hears UNAVAILABLE, by trailers also when
   a part of the answer has been sent, because a bare reset would leave it without a reason;
-* the node did not see the request: what the client sent is kept (up to ``replay_bytes``) until the node's first sign
-  of life, so it can be sent to another.
+* the node did not see the request: what the client sent is kept (up to 64 KiB) until the node's first sign of
+  life, so it can be sent to another.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
 from shared.errors import LayaError, unavailable
-from shared.net.api import CANCEL, NO_ERROR, ClientSink, ClientStream, Headers, ServerSink, ServerStream, Upstream
+from shared.net.api import CANCEL, NO_ERROR, ClientStream, Headers, ServerStream, Upstream
 from shared.net.gather import Piece, gather
 
-_REPLAY_BYTES = 64 << 10
+REPLAY_BYTES: Final = 64 << 10  # request bytes kept for another try
 GRPC_HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
-class Splice(ServerSink, ClientSink):
-    """One relayed call. It may be made, and fed by the client, before it is joined to an upstream.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Splice:
+    """One relayed call, the ``ServerSink`` of its one stream and the ``ClientSink`` of the other.
 
+    It may be made, and fed by the client, before it is joined to an upstream.
     Subclass and override the hooks. Attributes to read: ``bytes_in`` (request bytes from the client), ``bytes_out``
     (response bytes from the node), ``responded`` (headers have gone to the client), ``complete`` (the whole response
     has been handed over, or an error instead), ``grpc_status`` (of the trailers; empty until then).
@@ -45,8 +51,6 @@ class Splice(ServerSink, ClientSink):
         "responded",
         "up",
     )
-
-    replay_bytes = _REPLAY_BYTES  # request bytes kept for another try
 
     def __init__(self, down: ServerStream) -> None:
         self.down = down
@@ -163,7 +167,7 @@ class Splice(ServerSink, ClientSink):
         early = self._early
         up = self.up
         if early is not None:
-            if up is not None and self._early_bytes + len(data) > self.replay_bytes:
+            if up is not None and self._early_bytes + len(data) > REPLAY_BYTES:
                 self._early = None
             else:
                 gather(early, data)

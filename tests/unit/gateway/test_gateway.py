@@ -177,7 +177,7 @@ async def test_browsers_of_listed_origins_are_answered():
 
 async def test_a_defect_of_ours_is_one_500_with_its_books_closed(monkeypatch):
     rig = Rig()
-    monkeypatch.setattr(rig.dispatcher, "submit", lambda *_: 1 / 0)
+    monkeypatch.setattr(rig.dispatcher, "resolve", lambda *_: 1 / 0)
     status, _, body = ask(rig, b"POST", CHAT, body=BODY).answer()
     assert status == 500
     assert "division" not in json.loads(body)["error"]["message"]

@@ -164,7 +164,7 @@ async def test_a_key_s_best_priority_bounds_what_is_asked_for():
 
 async def test_a_defect_of_ours_is_one_internal_error_with_its_books_closed(monkeypatch):
     rig = Rig()
-    monkeypatch.setattr(rig.dispatcher, "submit", lambda *_: 1 / 0)
+    monkeypatch.setattr(rig.dispatcher, "resolve", lambda *_: 1 / 0)
     sdk = [(names.MODEL, MODEL.encode()), (names.PROMPT_TOKENS, b"1"), (names.MAX_TOKENS, b"1")]
     client = FakeServerStream().call(rig.front.accept, headers(b"/laya.v1.Inference/Generate", *sdk), b"x")
     error = error_of(client)

@@ -508,7 +508,7 @@ async def test_a_defect_while_a_message_is_read_or_a_wait_ends_is_one_internal_e
         monkeypatch.setattr(rig.node(0), "open", lambda *_: 1 / 0)
         rig.report("n0", 100_000)
     else:
-        monkeypatch.setattr(rig.dispatcher, "submit", lambda *_: 1 / 0)
+        monkeypatch.setattr(rig.dispatcher, "resolve", lambda *_: 1 / 0)
         client = FakeServerStream().call(rig.front.accept, headers(), request())
     assert error_of(client).code == Code.INTERNAL
     client.settle()
