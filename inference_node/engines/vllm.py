@@ -39,6 +39,7 @@ from inference_node.engines.vllm_core import PRELOAD, PRELOAD_CPU, CoreProcess, 
 from inference_node.engines.vllm_load import Loaded
 from inference_node.engines.vllm_openai import OpenAIApp, build, preload
 from inference_node.engines.vllm_stats import StatsCollector, exposition
+from inference_node.memory import device
 from shared import logging as logs
 from shared.config.schema import ConfigError, InferenceConfig
 
@@ -94,7 +95,7 @@ class VllmEngine(Engine):
     async def _load(self) -> Loaded:
         """Process, configuration, front end and application, as much of it at once as can be."""
         vllm_args.split_model(self._config)  # what is wrong with it is said at once
-        host = Host(vllm_env.is_cpu_build(), vllm_env.available_memory())
+        host = Host(vllm_env.is_cpu_build(), device.available())
         if self._config.swap_space is not None:
             logs.event(_log, logging.WARNING, "setting_ignored", key="inference.swap_space", reason="vLLM has none")
         style = vllm_env.LogStyle.of_this_process()

@@ -22,8 +22,6 @@ from shared.logging import JsonFormatter, TextFormatter
 
 MIB = 1 << 20
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-_CGROUP = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit"
 
 # Settings that would open doors the node keeps shut: a second API key, development routes, adapters by name.
 FORBIDDEN = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_CPU_KVCACHE_SPACE")
@@ -170,46 +168,6 @@ def split_cores(cores: Sequence[int], ranks: int) -> str:
         return "auto"
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(ranks))
-
-
-def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Bytes that this process may still take: free memory of the machine, or of its cgroup where that is less.
-
-    0 where the system does not say.
-    """
-    free = 0
-    with suppress(OSError, ValueError, IndexError):
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) << 10
-    return min(filter(None, (free, _cgroup_room(cgroup))), default=0)
-
-
-def _cgroup_room(root: Path) -> int | None:
-    """Bytes left under the cgroup's limit, page cache counted as free; None without a limit."""
-    for limit, used, cache in (
-        (root / "memory.max", root / "memory.current", "inactive_file"),
-        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        bound, taken = _number(limit), _number(used)
-        if bound is not None and taken is not None and bound < _UNLIMITED:
-            return max(bound - taken + _stat(used.with_name("memory.stat"), cache), 1)
-    return None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _stat(path: Path, name: str) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        for line in path.read_text().splitlines():
-            if line.startswith(name + " "):
-                return int(line.split()[1])
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

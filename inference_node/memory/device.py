@@ -34,6 +34,12 @@ def find(*, cpu: bool, ranks: int = 1) -> Device | None:
     return host() if cpu else gpus(ranks)
 
 
+def available() -> int:
+    """Bytes of the machine's memory that this process may still take; 0 where the system does not say."""
+    found = host()
+    return found.free if found is not None else 0
+
+
 def host(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own: Path = OWN_CGROUP) -> Device | None:
     """The machine's memory, or that of the control group this process is in where that is less."""
     total, free = _meminfo(meminfo)

@@ -122,41 +122,6 @@ def test_cores_are_shared_out_among_ranks(cores: tuple[int, ...], ranks: int, ex
     assert vllm_env.split_cores(cores, ranks) == expected
 
 
-def meminfo(path: Path, kib: int) -> Path:
-    file = path / "meminfo"
-    file.write_text(f"MemTotal: {kib * 2} kB\nMemAvailable: {kib} kB\n")
-    return file
-
-
-def test_memory_is_what_the_machine_has_free(tmp_path: Path) -> None:
-    assert vllm_env.available_memory(meminfo(tmp_path, 1024), tmp_path) == 1 << 20
-
-
-def test_cgroups_limit_counts_and_its_page_cache_is_free(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("600\n")
-    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 100\n")
-    assert vllm_env.available_memory(meminfo(tmp_path, 1024), tmp_path) == 500
-
-
-def test_old_cgroups_are_read_too(tmp_path: Path) -> None:
-    old = tmp_path / "memory"
-    old.mkdir()
-    (old / "memory.limit_in_bytes").write_text("1000\n")
-    (old / "memory.usage_in_bytes").write_text("900\n")
-    assert vllm_env.available_memory(meminfo(tmp_path, 1024), tmp_path) == 100
-
-
-def test_cgroup_without_a_limit_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("600\n")
-    assert vllm_env.available_memory(meminfo(tmp_path, 1), tmp_path) == 1024
-
-
-def test_memory_is_zero_where_nothing_says(tmp_path: Path) -> None:
-    assert vllm_env.available_memory(tmp_path / "none", tmp_path) == 0
-
-
 @pytest.fixture
 def vllm_log() -> Iterator[logging.Logger]:
     log = logging.getLogger("vllm")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from inference_node import sizing
+from inference_node.engines import vllm_env
 from inference_node.memory import device
 from inference_node.memory.device import Device
 from inference_node.memory.known import KNOWN
@@ -29,12 +30,12 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing.vllm_env, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(vllm_env, "is_cpu_build", lambda: False)
 
 
 @pytest.fixture(autouse=True)
 def cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing.vllm_env, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(vllm_env, "is_cpu_build", lambda: True)
 
 
 def model(folder: Path, name: str, **more: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from inference_node.memory import chart, device
+from inference_node.memory import device
 from inference_node.memory.device import Device
 from shared.cli import main
 from tests.unit.node.memory.files import folder, gguf, llama_pairs, safetensors
@@ -163,6 +163,6 @@ def test_chart_is_a_picture(tmp_path: Path) -> None:
 
 
 def test_chart_without_its_library_is_code_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chart.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = plan("SmolLM2-135M", "--memory", "8GiB", "--chart", str(tmp_path / "plan.png"))
     assert done.exit_code == 2 and "pip install matplotlib" in done.stderr

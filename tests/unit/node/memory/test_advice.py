@@ -89,7 +89,7 @@ def test_every_pool_that_is_offered_holds_a_sequence(
     sums = Planner(shape, Weights(0), Options(), 1 << power)
     plan = sums.plan(context, many, pool)
     for change in advice.pools(sums, plan):
-        other = applied(sums, plan, {"kv_cache_memory_bytes": pool} | change.settings and change)
+        other = applied(sums, plan, change)
         if "kv_cache_memory_bytes" in change.settings:
             assert other.verdict is not Verdict.NO
             assert other.layout.sequences(other.pool, other.context) >= 1

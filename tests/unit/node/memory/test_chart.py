@@ -59,7 +59,7 @@ def test_picture_is_drawn(sums: Planner, tmp_path: Path) -> None:
 def test_picture_without_the_library_is_refused_with_what_to_install(
     sums: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chart.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(chart.ChartError, match="pip install matplotlib"):
         chart.png(sums, sums.plan(4096, 1), tmp_path / "plan.png")
     assert not (tmp_path / "plan.png").exists()

@@ -92,6 +92,12 @@ def test_nothing_known_is_none(tmp_path: Path) -> None:
 def test_this_machine_has_memory() -> None:
     found = device.host()
     assert found is not None and 0 < found.free <= found.total
+    assert device.available() == pytest.approx(found.free, rel=0.2)
+
+
+def test_nothing_known_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "host", lambda: None)
+    assert device.available() == 0
 
 
 @pytest.mark.parametrize(("flags", "expected"), [("fpu amx_bf16 amx_tile amx_int8", True), ("fpu avx512f", False)])
@@ -176,7 +182,7 @@ def test_machine_without_the_library_has_no_gpu(monkeypatch: pytest.MonkeyPatch)
     def absent(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(device.importlib, "import_module", absent)
+    monkeypatch.setattr("importlib.import_module", absent)
     assert device.gpus() is None
     assert device.find(cpu=False) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ def well_known(name: str) -> Shape:
     return shape
 
 
-def layout(rules: LayoutRules = CPU, **config: object) -> KvLayout:
+def layout(rules: LayoutRules = CPU, **config: Any) -> KvLayout:
     return kv_layout(from_config(llama(**config)), rules)
 
 
@@ -77,7 +78,7 @@ def test_windows_take_a_pool_of_groups() -> None:
 
 
 def test_windows_that_are_not_given_back_cost_as_much_as_everything() -> None:
-    same = {"model_type": "gemma3_text", "num_hidden_layers": 16, "sliding_window": 512, "head_dim": 64}
+    same: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 16, "sliding_window": 512, "head_dim": 64}
     kept = layout(dataclasses.replace(CPU, windows=False), **same)
     assert [(g.kind, g.copies) for g in kept.groups] == [("full", 1)]
     assert kept.sequence_bytes(4096) == kept.token_bytes * 4096
@@ -98,8 +99,15 @@ def test_kinds_of_different_width_share_a_page() -> None:
 
 
 def test_blocks_of_a_hybrid_are_as_long_as_its_state_is_large() -> None:
-    sizes = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 64}
-    hybrid = {"model_type": "qwen3_next", "num_hidden_layers": 8, "head_dim": 64, "linear_value_head_dim": 64, **sizes}
+    sizes: dict[str, Any] = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 64}
+    hybrid: dict[str, Any] = {"model_type": "qwen3_next", "num_hidden_layers": 8, "head_dim": 64}
+    hybrid |= {"linear_value_head_dim": 64, **sizes}
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 8,
+        "head_dim": 64,
+        "linear_value_head_dim": 64,
+        **sizes,
+    }
     found = layout(**hybrid)
     # The state takes 137,216 bytes and a token of attention 512, so a block must have at least 268 tokens.
     assert (found.block_tokens, found.state_bytes) == (384, 6 * 137_216)

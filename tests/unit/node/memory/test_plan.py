@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -139,7 +140,7 @@ def test_runtime_reserve_by_device() -> None:
         ("DeepSeek-V3", {"device": "cpu", "amx": True}, 128),
     ],
 )
-def test_blocks_are_vllms_own(name: str, settings: dict[str, object], block: int) -> None:
+def test_blocks_are_vllms_own(name: str, settings: dict[str, Any], block: int) -> None:
     assert planner(well_known(name), **settings).plan(4096, 1).layout.block_tokens == block
 
 

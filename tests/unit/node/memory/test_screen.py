@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from inference_node.memory.shapes import Shape, Weights, from_config
 from tests.unit.node.memory.models import GIB, llama, options, planner, shapes
 
 
-def sums_of(name: str, memory: int, context: int, many: int, **settings: object) -> tuple[Planner, Plan]:
+def sums_of(name: str, memory: int, context: int, many: int, **settings: Any) -> tuple[Planner, Plan]:
     shape = known(name)
     assert shape is not None
     found = planner(shape, memory, **settings)
