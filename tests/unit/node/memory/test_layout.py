@@ -102,12 +102,6 @@ def test_blocks_of_a_hybrid_are_as_long_as_its_state_is_large() -> None:
     sizes: dict[str, Any] = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 64}
     hybrid: dict[str, Any] = {"model_type": "qwen3_next", "num_hidden_layers": 8, "head_dim": 64}
     hybrid |= {"linear_value_head_dim": 64, **sizes}
-        "model_type": "qwen3_next",
-        "num_hidden_layers": 8,
-        "head_dim": 64,
-        "linear_value_head_dim": 64,
-        **sizes,
-    }
     found = layout(**hybrid)
     # The state takes 137,216 bytes and a token of attention 512, so a block must have at least 268 tokens.
     assert (found.block_tokens, found.state_bytes) == (384, 6 * 137_216)
