@@ -5,6 +5,10 @@ answer is a constant. It says ``engine: canned`` wherever it answers and is for 
 
     python -m loadtest.fake_node --port 0 --messages 64
     python -m loadtest.fake_node --redis unix:///run/store.sock --node-id fake-1
+    python -m loadtest.fake_node --count 1000 --report-every 1
+
+With ``--pace`` each message of a stream carries the time it was sent at (loadtest/canned.py). ``--count`` serves so
+many nodes, each on a port of its own, from one process.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -21,6 +26,7 @@ import time
 
 import uvloop
 
+from loadtest.canned import DONE, TEXT, Stamped, chat_body, sse_event, wants_stream
 from shared import headers as names
 from shared.ids import boot_id
 from shared.net.api import Headers, ServerSink, ServerStream
@@ -47,46 +53,39 @@ def _head(kind: str) -> bytes:
     return _openai(openai_pb2.HttpResponse(head=openai_pb2.HttpResponseHead(status=200, headers=[header])))
 
 
+def _token(text: str) -> bytes:
+    return frame(inference_pb2.GenerateResponse(text=text, token_ids=[7]).SerializeToString())
+
+
 class Canned:
     """The answers, framed once. ``messages`` is the length of a stream."""
 
     def __init__(self, model: str, messages: int) -> None:
-        text = "canned " * 25
         whole = inference_pb2.CompleteResponse(
             model=model,
             engine="canned",
-            completions=[inference_pb2.Completion(text=text, finish_reason=inference_pb2.FINISH_REASON_STOP)],
+            completions=[inference_pb2.Completion(text=TEXT, finish_reason=inference_pb2.FINISH_REASON_STOP)],
         )
         self.unary = frame(whole.SerializeToString())
-        token = inference_pb2.GenerateResponse(text="canned ", token_ids=[7])
-        self.token = frame(token.SerializeToString())
+        self.token = _token("canned ")
+        self.stamped = Stamped(_token(Stamped.TEXT))
         self.messages = messages
-        body = {
-            "id": "chatcmpl-canned",
-            "object": "chat.completion",
-            "created": 0,
-            "model": model,
-            "system_fingerprint": "canned",
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 16, "completion_tokens": 25, "total_tokens": 41},
-        }
-        answer = openai_pb2.HttpResponse(body=json.dumps(body).encode())
-        self.http = _head("application/json") + _openai(answer)
+        self.http = _head("application/json") + _openai(openai_pb2.HttpResponse(body=chat_body(model)))
         self.sse_head = _head("text/event-stream")
-        choice = {"index": 0, "delta": {"content": "canned "}, "finish_reason": None}
-        delta = {"id": "c", "object": "chat.completion.chunk", "model": model, "choices": [choice]}
-        self.sse_token = _openai(openai_pb2.HttpResponse(body=b"data: " + json.dumps(delta).encode() + b"\n\n"))
-        self.sse_end = _openai(openai_pb2.HttpResponse(body=b"data: [DONE]\n\n"))
+        self.sse_token = _openai(openai_pb2.HttpResponse(body=sse_event(model, "canned ")))
+        self.sse_stamped = Stamped(_openai(openai_pb2.HttpResponse(body=sse_event(model, Stamped.TEXT))))
+        self.sse_end = _openai(openai_pb2.HttpResponse(body=DONE))
 
 
 class FakeNode:
     """One canned node; ``accept`` serves it."""
 
-    def __init__(self, node_id: str, model: str, messages: int, pace: float) -> None:
+    def __init__(self, node_id: str, model: str, messages: int, pace: float, report_every: float) -> None:
         self.node_id = node_id
         self.boot = boot_id()
         self.canned = Canned(model, messages)
         self.pace = pace  # seconds between the messages of a stream; 0 sends them at once
+        self.report_every = report_every
         self.running = 0
         self.watchers: dict[str, Watch] = {}
         self.model = model
@@ -166,34 +165,34 @@ class Call(ServerSink):
         if method == b"Describe":
             stream.send(self._node.describe())
         elif method in (b"Generate", b"Chat"):
-            self._begin_stream(canned.token)
+            self._begin_stream(canned.token, canned.stamped)
             return
         elif method == b"Call":
-            if b'"stream":true' in self._body.replace(b" ", b""):
+            if wants_stream(self._body):
                 stream.send(canned.sse_head)
-                self._begin_stream(canned.sse_token, canned.sse_end)
+                self._begin_stream(canned.sse_token, canned.sse_stamped, canned.sse_end)
                 return
             stream.send(canned.http)
         else:
             stream.send(canned.unary)
         stream.trailers(_OK)
 
-    def _begin_stream(self, token: bytes, last: bytes = b"") -> None:
+    def _begin_stream(self, token: bytes, stamped: Stamped, last: bytes = b"") -> None:
         if not self._node.pace:
             for _ in range(self._node.canned.messages):
                 self._stream.send(token)
             self._finish(last)
             return
         self._left = self._node.canned.messages
-        self._next(token, last)
+        self._next(stamped, last)
 
-    def _next(self, token: bytes, last: bytes) -> None:
+    def _next(self, stamped: Stamped, last: bytes) -> None:
         if self._closed:
             return
-        self._stream.send(token)
+        self._stream.send(stamped.now())
         self._left -= 1
         if self._left:
-            self._timer = asyncio.get_running_loop().call_later(self._node.pace, self._next, token, last)
+            self._timer = asyncio.get_running_loop().call_later(self._node.pace, self._next, stamped, last)
         else:
             self._finish(last)
 
@@ -256,7 +255,7 @@ class Watch(ServerSink):
             ready=True,
         )
         self._stream.send(frame(report.SerializeToString()))
-        self._handle = asyncio.get_running_loop().call_later(_REPORT_EVERY, self._report)
+        self._handle = asyncio.get_running_loop().call_later(self._node.report_every, self._report)
 
     def on_sent(self, n: int) -> None:
         """Reports are small; nothing waits."""
@@ -300,15 +299,20 @@ async def _register(url: str, node: FakeNode, address: str, cluster: str, token:
 async def serve(args: argparse.Namespace) -> None:
     """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
-    node = FakeNode(args.node_id, args.model, args.messages, args.pace)
     # More streams at once than a router opens: the stream limit is not what is measured.
     settings = NetSettings(max_streams=4096, connection_window=1 << 30)
     flusher = Flusher(loop)
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", args.port))
-    server = await loop.create_server(lambda: H2ServerProtocol(node.accept, settings, flusher), sock=sock, backlog=1024)
-    address = f"127.0.0.1:{sock.getsockname()[1]}"
+    servers, addresses = [], []
+    for i in range(args.count):
+        name = args.node_id if args.count == 1 else f"{args.node_id}-{i}"
+        node = FakeNode(name, args.model, args.messages, args.pace, args.report_every)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", args.port))
+        make = functools.partial(H2ServerProtocol, node.accept, settings, flusher)
+        servers.append(await loop.create_server(make, sock=sock, backlog=1024))
+        addresses.append(f"127.0.0.1:{sock.getsockname()[1]}")
+    address = addresses[0]
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -316,7 +320,8 @@ async def serve(args: argparse.Namespace) -> None:
     if args.redis:
         token = os.environ.get("LAYA_SERVER__CLUSTER_TOKEN", "")
         task = asyncio.create_task(_register(args.redis, node, address, args.cluster, token))
-    line = json.dumps({"event": "ready", "address": address, "node_id": args.node_id, "engine": "canned"})
+    ready = {"event": "ready", "address": address, "node_id": args.node_id, "engine": "canned", "addresses": addresses}
+    line = json.dumps(ready)
     if args.ready_fd >= 0:
         os.write(args.ready_fd, line.encode() + b"\n")
         os.close(args.ready_fd)
@@ -328,7 +333,8 @@ async def serve(args: argparse.Namespace) -> None:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        server.close()
+        for server in servers:
+            server.close()
 
 
 def main() -> None:
@@ -339,12 +345,16 @@ def main() -> None:
     parser.add_argument("--model", default="canned")
     parser.add_argument("--messages", type=int, default=64, help="messages of a stream")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds between the messages of a stream")
+    parser.add_argument("--count", type=int, default=1, help="nodes that this process serves")
+    parser.add_argument("--report-every", type=float, default=_REPORT_EVERY, help="seconds between reports")
     parser.add_argument("--redis", default="")
     parser.add_argument("--cluster", default="laya")
     parser.add_argument("--ready-fd", type=int, default=-1)
     args = parser.parse_args()
-    if args.messages < 1 or args.pace < 0:
-        sys.exit("--messages must be 1 or more and --pace 0 or more")
+    if min(args.messages, args.count) < 1 or args.pace < 0 or args.report_every <= 0:
+        sys.exit("--messages and --count must be 1 or more, --pace 0 or more, --report-every above 0")
+    if args.count > 1 and (args.port or args.redis):
+        sys.exit("--count takes its ports from the system and registers nothing: leave out --port and --redis")
     uvloop.run(serve(args))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,9 +82,17 @@ class _Call(ClientSink):
 class HopClient:
     """One connection to ``address``, ready to be loaded."""
 
-    def __init__(self, address: str, model: str, *, metadata: bool = True) -> None:
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        *,
+        metadata: bool = True,
+        flusher: Flusher | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         settings = NetSettings(max_streams=4096, connection_window=1 << 30, max_connections=1)
-        self._pool = Pool(address, settings, Flusher())
+        self._pool = Pool(address, settings, flusher or Flusher(), tls=tls)
         request = pb.GenerateRequest(model=model, text=_PROMPT, sampling=pb.SamplingParams(max_tokens=64))
         self._unary = frame(pb.CompleteRequest(request=request).SerializeToString())
         self._stream = frame(request.SerializeToString())
@@ -136,20 +145,30 @@ class HopClient:
         else:
             sample.errors += 1
 
-    async def load(self, calls: int, in_flight: int, *, stream: bool = False) -> Sample:
-        """``calls`` calls, ``in_flight`` at a time, in a closed loop."""
+    async def load(self, calls: int, in_flight: int, *, stream: bool = False, seconds: float = float("inf")) -> Sample:
+        """``calls`` calls, ``in_flight`` at a time, in a closed loop; none is begun after ``seconds``."""
         sample = Sample()
         left = calls
+        began = time.perf_counter()
+        until = began + seconds
 
         async def work() -> None:
             nonlocal left
-            while left > 0:
+            while left > 0 and time.perf_counter() < until:
                 left -= 1
                 await self.call(stream, sample)
 
-        began = time.perf_counter()
         # One deadline for the round: a timer for each call would cost as much as the call.
         async with asyncio.timeout(ROUND_LIMIT):
             await asyncio.gather(*(work() for _ in range(in_flight)))
         sample.seconds = time.perf_counter() - began
         return sample
+
+    def open_stream(self, sink: ClientSink) -> ClientStream | None:
+        """Begin a streamed call whose messages go to ``sink``; None when the connection takes no stream now."""
+        headers = list(self._headers)
+        headers[2] = (b":path", b"/laya.v1.Inference/Generate")
+        opened = self._pool.open(headers, sink)
+        if opened is not None:
+            opened.send(self._stream, end=True)
+        return opened

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
-import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,13 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from loadtest.peers_setup import find
 from shared.cli.supervise import die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT = 20.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 MODEL = "canned"
 _TOKEN = "benchmark"
 
@@ -32,13 +34,12 @@ class RigError(Exception):
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """User and system seconds these processes have used, their children included."""
-    total = 0
+    """User and system seconds these processes have used, to the nanosecond; their children are not counted."""
+    total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
+            total += time.clock_gettime((~pid << 3) | 2)  # Linux: the CPU clock of a whole process
+    return total
 
 
 def rss_bytes(pid: int) -> int:
@@ -78,7 +79,7 @@ class Rig:
                 proc.wait(5)
         self._folder.cleanup()
 
-    def python(self, module: str, *args: str, env: dict[str, str] | None = None) -> tuple[str, int, dict[str, str]]:
+    def python(self, module: str, *args: str, env: dict[str, str] | None = None) -> tuple[str, int, dict[str, Any]]:
         """Start a module of ours with a ready pipe; its address, pid and ready line."""
         read, write = os.pipe()
         log = (self.folder / f"{module}-{len(self._procs)}.log").open("wb")
@@ -99,9 +100,9 @@ class Rig:
         deadline = time.monotonic() + START_LIMIT
         data = b""
         with os.fdopen(read, "rb", buffering=0) as pipe:
-            while b'"ready"' not in data:
+            while not any(b'"ready"' in line for line in data.split(b"\n")[:-1]):
                 readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-                chunk = pipe.read(4096) if readable else b""
+                chunk = pipe.read(65536) if readable else b""
                 if not chunk:
                     raise RigError(f"{module} did not start: {Path(log.name).read_text()[-2000:]}")
                 data += chunk
@@ -112,25 +113,43 @@ class Rig:
         """Start canned nodes; their addresses."""
         return [self.python("loadtest.fake_node", "--node-id", f"fake-{i}", *args)[0] for i in range(count)]
 
-    def router(self, nodes: Sequence[str], *args: str, env: dict[str, str] | None = None) -> tuple[str, int, str]:
-        """Start a router in front of nodes and wait until it has them; address, pid, private address."""
+    def many_nodes(self, count: int, *args: str) -> list[str]:
+        """Start so many canned nodes in one process; their addresses."""
+        _, _, ready = self.python("loadtest.fake_node", "--node-id", "fake", "--count", str(count), *args)
+        return list(ready.get("addresses", []))
+
+    def router(
+        self,
+        nodes: Sequence[str],
+        *args: str,
+        env: dict[str, str] | None = None,
+        trust: ssl.SSLContext | None = None,
+    ) -> tuple[str, int, str]:
+        """Start a router in front of nodes and wait until all are ready to it; address, pid, private address.
+
+        ``trust`` is for a router that ``env`` makes serve TLS.
+        """
         argv = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
         for node in nodes:
             argv += ["--node", node]
         quiet = {"LAYA_SERVER__ACCESS_LOG": "false", **(env or {})}
         address, pid, ready = self.python("router_node.main", *argv, *args, env=quiet)
+        url = f"{'https' if trust else 'http'}://{address}/readyz"
         deadline = time.monotonic() + START_LIMIT
+        found = 0
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/readyz", timeout=2) as answer:
-                if answer.status == 200:
-                    return address, pid, ready.get("admin", "")
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2, context=trust) as answer:
+                admin = ready.get("admin", "")
+                found = nodes_ready(admin)
+                if answer.status == 200 and found >= len(nodes):
+                    return address, pid, admin
             if time.monotonic() > deadline:
-                raise RigError("the router found no node")
+                raise RigError(f"to the router {found} are ready of {len(nodes)} nodes")
             time.sleep(0.02)
 
     def nginx(self, nodes: Sequence[str]) -> tuple[str, list[int]] | None:
         """nginx's ``grpc_pass`` in front of the nodes with kept-alive connections; None when it is not installed."""
-        binary = shutil.which("nginx") or ("/usr/sbin/nginx" if os.path.exists("/usr/sbin/nginx") else None)
+        binary = find("nginx")
         if binary is None:
             return None
         port = free_port()
@@ -145,10 +164,36 @@ class Rig:
             f" server {{ listen 127.0.0.1:{port} http2; http2_max_concurrent_streams 4096;"
             " keepalive_requests 100000000; location / { grpc_pass grpc://nodes; } } }\n"
         )
-        proc = subprocess.Popen([binary, "-c", str(config), "-p", str(self.folder)], preexec_fn=die_with_parent)
+        pid = self.spawn([binary, "-c", str(config), "-p", str(self.folder)], port)
+        return f"127.0.0.1:{port}", [pid, *workers_of(pid, 2)]
+
+    def spawn(self, argv: Sequence[str], port: int, env: dict[str, str] | None = None) -> int:
+        """Start a program that is not ours and wait until it listens on ``port``; its pid. Raises RigError."""
+        log = (self.folder / f"{Path(argv[0]).name}-{len(self._procs)}.log").open("wb")
+        with log:
+            proc = subprocess.Popen(
+                argv,
+                cwd=self.folder,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+            )
         self._procs.append(proc)
-        wait_for_port(port)
-        return f"127.0.0.1:{port}", [proc.pid, *children(proc.pid)]
+        try:
+            wait_for_port(port, proc)
+        except RigError as error:
+            said = Path(log.name).read_text("utf-8", "replace")[-1000:]
+            raise RigError(f"{Path(argv[0]).name}: {error}: {said}") from None
+        return proc.pid
+
+
+def nodes_ready(admin: str) -> int:
+    """How many nodes are ready to the router whose private address this is. Raises OSError."""
+    with urllib.request.urlopen(f"http://{admin}/metrics", timeout=5) as page:
+        found = re.search(rb'^laya_router_nodes\{state="ready"\} (.*)$', page.read(), re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def children(pid: int) -> list[int]:
@@ -158,10 +203,20 @@ def children(pid: int) -> list[int]:
     return []
 
 
-def wait_for_port(port: int) -> None:
-    """Until something listens; RigError when nothing does."""
+def workers_of(pid: int, count: int) -> list[int]:
+    """The children of a server that listens before it starts them, once there are ``count``."""
     deadline = time.monotonic() + START_LIMIT
-    while time.monotonic() < deadline:
+    while len(found := children(pid)) < count:
+        if time.monotonic() > deadline:
+            raise RigError(f"process {pid} has {len(found)} workers, not {count}")
+        time.sleep(0.02)
+    return found
+
+
+def wait_for_port(port: int, proc: subprocess.Popen[bytes] | None = None) -> None:
+    """Until something listens; RigError when nothing does, or ``proc`` has ended."""
+    deadline = time.monotonic() + START_LIMIT
+    while time.monotonic() < deadline and (proc is None or proc.poll() is None):
         with socket.socket() as probe:
             probe.settimeout(1.0)
             if probe.connect_ex(("127.0.0.1", port)) == 0:

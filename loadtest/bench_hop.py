@@ -1,0 +1,209 @@
+"""What a gRPC hop costs: Laya's router beside nginx, Envoy and a ``grpc.aio`` pass-through, in interleaved rounds.
+
+    python loadtest/bench_hop.py [--seconds 1] [--rounds 3] [--only unary,bulk,paced,size] [--json]
+
+One client and canned nodes at the speed of the network layer; between them nothing (``direct``), the router, or a
+peer. Figures are medians over the rounds; CPU is user and system time of the hop's processes. Client, hop and nodes
+share the machine: compare within one table, and trust CPU first, it depends least on what else runs. Peers that are
+not installed are left out with a line that says so; ``--install-peers`` installs Envoy into an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from loadtest import hop_size, peers
+from loadtest.figures import Aim, Table, Target, ratio, show
+from loadtest.hop_client import HopClient, quantile
+from loadtest.hop_paced import messages, paced
+from loadtest.peers_setup import find, install_all, missing
+from loadtest.rig import MODEL, Rig, RigError, cpu_seconds
+
+SECTIONS = ("unary", "bulk", "paced", "size")
+IN_FLIGHT = (1, 8, 64)
+NODES = 2
+BULK_STREAMS, BULK_MESSAGES = 16, 64
+PACE = 0.025  # seconds between messages: 40 a second, a fast model's tokens
+_WARM_UP = 300
+_ENDLESS = 1 << 60
+
+_CALLS = ("p50_ms", "p99_ms", "added_p50_ms", "calls_per_second", "cpu_us_per_call", "errors")
+_BULK = ("messages_per_second", "cpu_us_per_message", "errors")
+_PACED = (
+    "messages_per_second",
+    "cpu_us_per_message",
+    "delay_p50_ms",
+    "added_delay_p50_ms",
+    "added_delay_p99_ms",
+    "errors",
+)
+
+
+def start(rig: Rig, node_args: Sequence[str]) -> list[Target]:
+    """Canned nodes and everything that can be put in front of them."""
+    nodes = rig.nodes(NODES, *node_args)
+    router, pid, _ = rig.router(nodes)
+    targets = [Target("direct", nodes[0]), Target("laya", router, [pid])]
+    nginx = rig.nginx(nodes)
+    if nginx is not None:
+        targets.append(Target("nginx", *nginx))
+    if find("envoy"):
+        targets.append(Target("envoy", *peers.envoy_grpc(rig, nodes)))
+    proxy, proxy_pid, _ = rig.python("loadtest.grpcaio_proxy", "--node", nodes[0])
+    targets.append(Target("grpc.aio", proxy, [proxy_pid]))
+    return targets
+
+
+async def _connect(targets: Sequence[Target], warm_up: int) -> list[HopClient]:
+    clients = [HopClient(t.address, MODEL) for t in targets]
+    for client in clients:
+        await client.connect()
+        if warm_up:
+            await client.load(warm_up, 8)
+    return clients
+
+
+async def _close(clients: Sequence[HopClient]) -> None:
+    for client in clients:
+        await client.close()
+
+
+async def closed_loops(targets: list[Target], sections: Sequence[str], seconds: float, rounds: int) -> list[Table]:
+    """Unary calls at each number in flight, and streams as fast as they go."""
+    calls = Table("Unary calls, closed loop", _CALLS)
+    bulk = Table(f"Bulk: {BULK_STREAMS} streams of {BULK_MESSAGES} messages at a time", _BULK)
+    clients = await _connect(targets, _WARM_UP)
+    pairs = list(zip(targets, clients, strict=True))
+    try:
+        for in_flight in IN_FLIGHT if "unary" in sections else ():
+            for _ in range(rounds):
+                for target, client in pairs:
+                    used = cpu_seconds(target.pids)
+                    sample = await client.load(_ENDLESS, in_flight, seconds=seconds)
+                    used = cpu_seconds(target.pids) - used
+                    done = len(sample.latencies)
+                    calls.add(
+                        f"{in_flight} in flight",
+                        target.name,
+                        p50_ms=quantile(sample.latencies, 0.50) * 1e3,
+                        p99_ms=quantile(sample.latencies, 0.99) * 1e3,
+                        calls_per_second=sample.rate,
+                        cpu_us_per_call=used / done * 1e6 if done and target.pids else float("nan"),
+                        errors=float(sample.errors),
+                    )
+        for _ in range(rounds if "bulk" in sections else 0):
+            for target, client in pairs:
+                used = cpu_seconds(target.pids)
+                sample = await client.load(_ENDLESS, BULK_STREAMS, stream=True, seconds=seconds)
+                used = cpu_seconds(target.pids) - used
+                came = len(sample.latencies) * BULK_MESSAGES
+                bulk.add(
+                    "bulk",
+                    target.name,
+                    messages_per_second=came / sample.seconds,
+                    cpu_us_per_message=used / came * 1e6 if came and target.pids else float("nan"),
+                    errors=float(sample.errors),
+                )
+    finally:
+        await _close(clients)
+    return [t for t in (calls, bulk) if t.cells]
+
+
+async def paced_streams(targets: list[Target], streams: int, seconds: float, rounds: int) -> Table:
+    """Streams at the pace of a model."""
+    table = Table(f"{streams} streams at {1 / PACE:.0f} messages/s each", _PACED)
+    clients = await _connect(targets, 0)
+    try:
+        for _ in range(rounds):
+            for target, client in zip(targets, clients, strict=True):
+                table.add("paced", target.name, **await paced(client, target.pids, streams, seconds))
+    finally:
+        await _close(clients)
+    return table
+
+
+def aims(tables: Sequence[Table]) -> list[Aim]:
+    """What this project wants of its hop, from the tables that were made."""
+    found: list[Aim] = []
+    for table in tables:
+        for scenario in dict.fromkeys(s for s, _ in table.cells):
+            found += _aims(table, scenario)
+    return found
+
+
+def _aims(table: Table, scenario: str) -> list[Aim]:
+    def over(figure: str, theirs: str = "nginx") -> float:
+        return ratio(table, scenario, figure, "laya", theirs)
+
+    if scenario == "1 in flight":
+        return [Aim("added p50 at 1 in flight, ms", table.get(scenario, "laya", "added_p50_ms"), 0.1)]
+    if scenario == "8 in flight":
+        return [Aim("p50 at 8 over nginx's", over("p50_ms"), 1.0)]
+    if scenario == "64 in flight":
+        return [
+            Aim("p50 at 64 over nginx's", over("p50_ms"), 1.0),
+            Aim("calls/s at 64 over nginx's", over("calls_per_second"), 1.0, above=True),
+            Aim("calls/s at 64 over grpc.aio's", over("calls_per_second", "grpc.aio"), 5.0, above=True),
+            Aim("CPU a call at 64 over nginx's", over("cpu_us_per_call"), 2.0),
+        ]
+    if scenario == "bulk":
+        return [Aim("bulk messages/s over nginx's", over("messages_per_second"), 0.9, above=True)]
+    return []
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one round of one target")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=256, help="paced streams at once")
+    parser.add_argument("--calls", type=int, default=100_000, help="calls over which memory must not grow")
+    parser.add_argument("--many", type=int, default=1000, help="nodes, streams and connections of the larger case")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections to run, with commas")
+    parser.add_argument("--install-peers", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    sections = args.only.split(",")
+    if unknown := set(sections) - set(SECTIONS):
+        parser.error(f"--only: no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    if not 0 < args.seconds <= 60 or not 1 <= args.rounds <= 100 or not 1 <= args.streams <= 1000:
+        parser.error("--seconds must be up to 60, --rounds from 1 to 100, --streams from 1 to 1000")
+    if not 20 <= args.many <= 2000 or args.calls < 100:
+        parser.error("--many must be from 20 to 2000, --calls 100 or more")
+    if args.install_peers:
+        install_all(["envoy"])
+    for name in ("nginx", "envoy"):
+        if not find(name):
+            print(missing(name), file=sys.stderr)
+    load = os.getloadavg()[0]
+    tables: list[Table] = []
+    try:
+        if "unary" in sections or "bulk" in sections:
+            with Rig() as rig:
+                targets = start(rig, ["--messages", str(BULK_MESSAGES)])
+                tables += uvloop.run(closed_loops(targets, sections, args.seconds, args.rounds))
+        if "paced" in sections:
+            with Rig() as rig:
+                length = str(messages(PACE, args.seconds))
+                targets = start(rig, ["--pace", str(PACE), "--messages", length])
+                tables.append(uvloop.run(paced_streams(targets, args.streams, args.seconds, args.rounds)))
+        if "size" in sections:
+            tables += hop_size.run(args.seconds, args.rounds, args.calls, args.many)
+    except (RigError, TimeoutError) as e:
+        sys.exit(f"bench_hop: {e or 'a round did not end in time'}")
+    command = " ".join(["python loadtest/bench_hop.py", *sys.argv[1:]])
+    show(tables, aims(tables), load, args.json, command)
+    if failed := sum(t.errors for t in tables):
+        sys.exit(f"bench_hop: {failed} calls failed")
+
+
+if __name__ == "__main__":
+    main()
