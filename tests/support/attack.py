@@ -79,9 +79,14 @@ def small_request(model: str = "sim", max_tokens: int = 1, **sampling: object) -
 class Peer:
     """A socket on which a test says what it likes. Blocking: use it from threads, or for a few bytes."""
 
-    def __init__(self, address: str, http2: bool = True, *first: bytes, timeout: float = 5.0) -> None:
+    def __init__(self, address: str, http2: bool = True, *first: bytes, timeout: float = 5.0, buffer: int = 0) -> None:
+        """``first`` in place of plain SETTINGS; ``buffer`` bounds what the kernel takes in for us, in bytes."""
         host, _, port = address.rpartition(":")
-        self.sock = socket.create_connection((host, int(port)), timeout)
+        self.sock = socket.socket()
+        if buffer:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        self.sock.settimeout(timeout)
+        self.sock.connect((host, int(port)))
         self.got = b""
         if http2:
             self.send(PREFACE + (b"".join(first) or settings()))
