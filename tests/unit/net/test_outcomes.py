@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from loadtest.splice_relay import SpliceRelay
 from shared.net.settings import NetSettings
 from tests.support.outcomes import CASES, UNLIMITED, Site, failing
 from tests.support.ports import until
-from tests.support.splice_relay import SpliceRelay
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import Final
 
 from shared.net.api import Headers, HttpExchange, ServerSink, ServerStream
 from shared.net.flusher import Flusher
@@ -11,7 +12,8 @@ from shared.net.listener import Listener
 from shared.net.pool import Pool
 from shared.net.settings import NetSettings
 from shared.net.splice import Splice, lost_error
-from tests.support.ports import until
+
+_CONNECT_LIMIT: Final = 10.0  # seconds
 
 
 class SpliceRelay:
@@ -21,7 +23,8 @@ class SpliceRelay:
         loop = asyncio.get_running_loop()
         self.flusher = Flusher(loop)
         self.counters = self.flusher.counters
-        self.pool = Pool(upstream, settings, self.flusher)
+        self._up = asyncio.Event()
+        self.pool = Pool(upstream, settings, self.flusher, on_state=lambda up: self._up.set() if up else None)
         self.listener = Listener(self.accept, self.refuse, settings, self.flusher)
 
     @property
@@ -32,7 +35,8 @@ class SpliceRelay:
     async def __aenter__(self) -> SpliceRelay:
         self.pool.start()
         await self.listener.start()
-        await until(lambda: self.pool.connected, "the upstream is connected")
+        async with asyncio.timeout(_CONNECT_LIMIT):
+            await self._up.wait()
         return self
 
     async def __aexit__(
