@@ -85,9 +85,10 @@ class Admission:
 
     @property
     def headroom_tokens(self) -> int:
-        """Tokens that may be promised now: capacity minus holds, less while the ramp is on."""
+        """Tokens that may be promised to newcomers: capacity minus holds and what waits, less while the ramp is on."""
         ledger = self.ledger
-        return max(0, self._block_limit() - ledger.held_blocks) * ledger.block_tokens
+        taken = ledger.held_blocks + self.short.blocks + self.long.blocks
+        return max(0, self._block_limit() - taken) * ledger.block_tokens
 
     @property
     def ramp_share(self) -> float:

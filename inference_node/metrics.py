@@ -106,7 +106,7 @@ class _Gauges(Collector):
             yield from _machine(serving.keeper)
         load = self._reporter.load()
         yield _gauge("kv_capacity_tokens", "KV capacity", load.capacity)
-        yield _gauge("kv_headroom_tokens", "KV capacity minus holds, less while the ramp is on", load.headroom)
+        yield _gauge("kv_headroom_tokens", "KV capacity minus holds and what waits, less during the ramp", load.headroom)
         yield _gauge("running_requests", "Admitted requests", load.running)
         yield _gauge("waiting_requests", "Requests waiting for admission", load.waiting)
         yield _gauge("queued_prefill_tokens", "Prompt tokens not yet prefilled", load.queued_prefill)
