@@ -312,6 +312,9 @@ def _is_ready(child: Child) -> bool:
 
 
 def _reason(child: Child) -> str:
-    """The last thing a child said, without the trace behind it."""
-    lines = [line for line in child.tail if line.strip()]
+    """The last thing a child said, without the trace behind it; all of it, where it is a screen of its own."""
+    lines = [line.rstrip() for line in child.tail if line.strip()]
+    for i, line in enumerate(lines):
+        if line.startswith(("laya-node: ", "laya-router: ")):
+            return "\n".join((line.partition(": ")[2], *lines[i + 1 :]))
     return lines[-1].strip() if lines else f"see {child.log_path}"
