@@ -15,7 +15,7 @@ from shared.cli import cluster
     [
         (["Traceback", "  File x", "ValueError: broken"], "ValueError: broken"),
         (["12:00 INFO started", "laya-node: the port is taken"], "the port is taken"),
-        (["12:00 INFO", "laya-node: it does not fit", "", "  total 30", "Change:"], "it does not fit\n  total 30\nChange:"),
+        (["12:00 INFO", "laya-node: it is too large", "", "  total 30", "Do:"], "it is too large\n  total 30\nDo:"),
         ([], "see /logs/node-1"),
         (["", "  "], "see /logs/node-1"),
     ],
