@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference_node.memory.plan import COMFORT, Plan, Planner, Verdict
-from inference_node.memory.units import GIB, short
+from inference_node.memory.units import GIB, round_context, short
 
 _SCHEMES = ("fp8", "awq")  # eight bits, then four
 _RANKS = (2, 4, 8, 16)
@@ -54,14 +54,6 @@ def pools(planner: Planner, plan: Plan) -> list[Change]:
 def _pool(planner: Planner, plan: Plan, size: int, why: str) -> Change:
     best = planner.plan(plan.context, plan.sequences, size)
     return Change({"kv_cache_memory_bytes": size}, best.total, best.verdict, why)
-
-
-def round_context(tokens: int) -> int:
-    """A context cut to a number that people would write."""
-    for step in (1024, 256):
-        if tokens >= 4 * step:
-            return tokens // step * step
-    return tokens
 
 
 def _fewer(planner: Planner, plan: Plan) -> Iterator[Change]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference_node.memory.advice import round_context
 from inference_node.memory.plan import COMFORT, Plan, Planner, Verdict, largest
-from inference_node.memory.units import GIB, MIB
+from inference_node.memory.units import GIB, MIB, round_context
 
 DEFAULT_CONTEXT = 4096
 CONCURRENT = 4  # sequences of full length that an automatic context leaves room for

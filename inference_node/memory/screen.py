@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inference_node.memory import advice
 from inference_node.memory.advice import Change
 from inference_node.memory.plan import COMFORT, Plan, Planner, Verdict
-from inference_node.memory.units import GIB, gib, short, tokens
+from inference_node.memory.units import GIB, gib, round_context, short, tokens
 
 WIDTH = 80
 _WORDS = 50  # of a way out, on the line of its result
@@ -134,7 +133,7 @@ def reach(planner: Planner, plan: Plan) -> list[str]:
         return ["Under 80 %, not one sequence has room."]
     lengths = steps(own, len(_SEQUENCES))
     most = [planner.most_sequences(n) for n in lengths]
-    words = ["own" if c >= own else f"{advice.round_context(c):,}" if c else "-" for c in contexts]
+    words = ["own" if c >= own else f"{round_context(c):,}" if c else "-" for c in contexts]
     return [
         f"Under 80 %, the longest context for so many sequences at once (own: {own:,}):",
         _cells("sequences", [f"{n:,}" for n in _SEQUENCES]),

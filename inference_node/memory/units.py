@@ -48,3 +48,11 @@ def tokens(count: int) -> str:
     if count >= KIB and count % KIB == 0:
         return f"{count // KIB}K"
     return f"{count:,}"
+
+
+def round_context(tokens: int) -> int:
+    """A context cut to a number that people would write."""
+    for step in (1024, 256):
+        if tokens >= 4 * step:
+            return tokens // step * step
+    return tokens

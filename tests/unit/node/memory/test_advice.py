@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_node.memory import advice
-from inference_node.memory.advice import Change, changes, round_context
+from inference_node.memory.advice import Change, changes
 from inference_node.memory.known import known
 from inference_node.memory.plan import COMFORT, Options, Planner, Verdict
 from inference_node.memory.shapes import Shape, Weights
@@ -95,10 +94,3 @@ def test_every_pool_that_is_offered_holds_a_sequence(
             assert other.layout.sequences(other.pool, other.context) >= 1
         else:
             assert plan.layout.sequences(pool, change.settings["max_seq_len"]) >= 1
-
-
-@pytest.mark.parametrize(
-    ("tokens", "rounded"), [(300, 300), (1100, 1024), (3000, 2816), (9552, 9216), (131_072, 131_072)]
-)
-def test_contexts_are_cut_to_what_people_write(tokens: int, rounded: int) -> None:
-    assert round_context(tokens) == rounded

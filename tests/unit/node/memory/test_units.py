@@ -55,3 +55,10 @@ def test_sizes_read_well() -> None:
 
 def test_lengths_read_well() -> None:
     assert [units.tokens(n) for n in (512, 1000, 4096, 131_072, 1 << 20)] == ["512", "1,000", "4K", "128K", "1M"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rounded"), [(300, 300), (1100, 1024), (3000, 2816), (9552, 9216), (131_072, 131_072)]
+)
+def test_contexts_are_cut_to_what_people_write(tokens: int, rounded: int) -> None:
+    assert units.round_context(tokens) == rounded
