@@ -19,6 +19,7 @@ from loadtest.rig import START_LIMIT, Rig, RigError, free_port, workers_of
 Started = tuple[str, list[int]]
 Start = Callable[[Rig, Sequence[str]], Started]
 
+_LAUNCHED = ("smg", "sglang-router")  # these have subcommands
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
 _MANY = 1_000_000  # limits that shall never be the limit
 
@@ -137,7 +138,7 @@ def llm_router(name: str, policy: str, log_level: str) -> Start:
 
     def start(rig: Rig, backends: Sequence[str]) -> Started:
         port, metrics = free_port(), free_port()
-        argv = [_command(name), *(["launch"] if name == "smg" else [])]
+        argv = [_command(name), *(["launch"] if name in _LAUNCHED else [])]
         argv += ["--host", "127.0.0.1", "--port", str(port)]
         argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
         argv += ["--worker-urls", *(f"http://{b}" for b in backends)]

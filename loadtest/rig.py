@@ -42,6 +42,16 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return total
 
 
+def quiet(pids: Sequence[int], limit: float = 5.0) -> None:
+    """Wait until these processes rest, for ``limit`` seconds at most: some go on with what its caller gave up."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        used = cpu_seconds(pids)
+        time.sleep(0.05)
+        if cpu_seconds(pids) - used < 0.005:
+            return
+
+
 def rss_bytes(pid: int) -> int:
     """Resident set of a process, 0 when it is gone."""
     with contextlib.suppress(OSError):
