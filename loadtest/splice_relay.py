@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from types import TracebackType
 from typing import Final
 
@@ -19,13 +20,13 @@ _CONNECT_LIMIT: Final = 10.0  # seconds
 class SpliceRelay:
     """Listens on 127.0.0.1 and relays to ``upstream``; connected once entered."""
 
-    def __init__(self, upstream: str, settings: NetSettings) -> None:
+    def __init__(self, upstream: str, settings: NetSettings, tls: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.flusher = Flusher(loop)
         self.counters = self.flusher.counters
         self._up = asyncio.Event()
         self.pool = Pool(upstream, settings, self.flusher, on_state=lambda up: self._up.set() if up else None)
-        self.listener = Listener(self.accept, self.refuse, settings, self.flusher)
+        self.listener = Listener(self.accept, self.refuse, settings, self.flusher, tls=tls)
 
     @property
     def address(self) -> str:
