@@ -18,10 +18,12 @@ from router_node.relay.methods import Method
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Headers, ServerStream
-from shared.net.grpc_wire import Deframer, error_from_trailers, format_timeout
+from shared.net.grpc_wire import Deframer, error_from_response, error_from_trailers, format_timeout
 from shared.net.splice import Splice
 from shared.net.uploads import crowded_error, stalled_error
 
+_STATUSES: Final = frozenset(b"%d" % code for code in Code)
+_STATUS_200: Final = (b":status", b"200")
 _BROKEN: Final = frozenset((PROTOCOL_ERROR, INTERNAL_ERROR))
 
 
@@ -239,16 +241,39 @@ class RelayStream(Splice):
         return response_for_client(headers, account.node_id, account.request_id, account.routed)
 
     def filter_trailers(self, headers: Headers) -> Headers:
-        """Drop what is not for the client."""
-        return trailers_for_client(headers)
+        """Drop what is not for the client. A status that is none would be a riddle for it."""
+        if self.grpc_status in _STATUSES:
+            return trailers_for_client(headers)
+        error = self._nonsense("a status that is none")
+        self._account.failed(error)
+        return error.grpc_trailers()
+
+    def ended_bare(self, data: bytes) -> None:
+        """The node's answer ended without a status."""
+        self.down.send(data)
+        self.refuse(self._nonsense("no status"))
+
+    def _nonsense(self, what: str) -> LayaError:
+        node = self._account.node_id
+        return LayaError(Code.INTERNAL, "NODE_PROTOCOL", f"Node {node} ended its answer with {what}: see its log.")
 
     def on_response(self, headers: Headers, end: bool) -> None:
         """Response headers. An error that is the node's whole answer may be one that another node would not give."""
-        if end and (error := error_from_trailers(headers)) is not None and self._elsewhere(error):
-            self._offered = (headers, error)
-            if self.up is not None:
-                self.up.reset(CANCEL)  # it ends at the close of this batch, and then the other node is asked
+        if headers[0] != _STATUS_200:
+            odd = error_from_response(headers) or self._nonsense("another HTTP status")
+            self.refuse(LayaError(odd.code, "NODE_PROTOCOL", odd.message))
             return
+        if end:
+            self._take_status(headers)
+            if self.grpc_status not in _STATUSES:
+                self.refuse(self._nonsense("a status that is none"))
+                return
+            error = error_from_trailers(headers)
+            if error is not None and self._elsewhere(error):
+                self._offered = (headers, error)
+                if self.up is not None:
+                    self.up.reset(CANCEL)  # it ends at the close of this batch, and then the other node is asked
+                return
         super().on_response(headers, end)
 
     def on_response_closed(self, code: int, unprocessed: bool) -> None:

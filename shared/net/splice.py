@@ -143,6 +143,11 @@ class Splice:
     def first_byte(self) -> None:
         """The first bytes of the node's answer are about to go to the client."""
 
+    def ended_bare(self, data: bytes) -> None:
+        """The node's answer ends with these bytes and has no trailers: no status, for a gRPC call."""
+        self.complete = True
+        self.down.send(data, True)
+
     def upstream_lost(self, code: int, unprocessed: bool) -> None:
         """The node's stream ended before its answer was complete, and the client is still there.
 
@@ -217,8 +222,9 @@ class Splice:
             self.first_byte()
         self.bytes_out += len(data)
         if end:
-            self.complete = True
-        self.down.send(data, end)
+            self.ended_bare(data)
+        else:
+            self.down.send(data)
 
     def on_response_trailers(self, headers: Headers) -> None:
         """Trailers complete the answer."""

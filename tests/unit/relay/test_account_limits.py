@@ -142,3 +142,36 @@ async def test_http_bodies_that_are_too_much_together_are_told_to_come_back():
             stream.settle()
     rig.assert_idle()
     assert rig.core.uploads.held == 0
+
+
+@pytest.mark.parametrize("status", [b"", b"many", b"17", b"9" * 5000])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_status_that_is_none_is_told_as_the_node_s_fault(status: bytes, whole: bool):
+    rig = Rig()
+    client = FakeServerStream().call(rig.front.accept, headers(), request())
+    node = rig.used.last
+    tail = [(b"grpc-status", status)] if status else [(b"x", b"y")]
+    head = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+    if whole:
+        node.sink.on_response([*head, *tail], True)
+    else:
+        node.sink.on_response(head, False)
+        node.sink.on_response_trailers(tail)
+    error = error_of(client)
+    assert (error.code, error.reason) == (Code.INTERNAL, "NODE_PROTOCOL")
+    assert b":status" in dict(client.head) and b":status" not in dict(client.tail)
+    node.settle() if node.code >= 0 else node.lose(0)
+    client.settle()
+    rig.assert_idle()
+    assert rig.log.entries[-1]["reason"] == "NODE_PROTOCOL"
+
+
+async def test_an_answer_that_is_no_grpc_is_told_as_the_node_s_fault():
+    rig = Rig()
+    client = FakeServerStream().call(rig.front.accept, headers(), request())
+    node = rig.used.last
+    node.sink.on_response([(b":status", b"503"), (b"content-type", b"text/html")], False)
+    assert (error_of(client).code, error_of(client).reason) == (Code.UNAVAILABLE, "NODE_PROTOCOL")
+    node.settle()
+    client.settle()
+    rig.assert_idle()
