@@ -165,7 +165,8 @@ class Dispatcher:
     def explain(self, ask: Ask, limit: int = 64) -> explain.Explanation:
         """Which node ``ask`` would go to now, and why. No side effects.
 
-        Raises LayaError for an unknown model and for a request that can never fit.
+        Exact while nobody waits. While others do, it is what would be tried first: a node may yet be kept free for one
+        of them. Raises LayaError for an unknown model and for a request that can never fit.
         """
         now = self._clock()
         pool = self._pool(ask.model)
@@ -276,7 +277,7 @@ class Dispatcher:
         )
         pool.settle(node, shrunk=True)
         if keys is not NO_KEYS:
-            reservation.known_blocks = self._picker.record(pool, keys, node, prompt)
+            reservation.known_blocks = self._picker.record(keys, node, prompt)
         return reservation
 
     def _grant_ticket(self, ticket: Ticket, node: NodeState, now: float) -> Reservation:

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from router_node.dispatch.cost import score
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.prefix import EPOCH_BITS, MAX_BLOCKS, PrefixMap
-from router_node.dispatch.sessions import OWNER_MASK, PINNED, TOKENS_SHIFT, SessionTable
+from router_node.dispatch.sessions import OWNER_MASK, TOKENS_SHIFT, SessionTable
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import Ask, Candidate, NodeState
 
@@ -30,17 +30,17 @@ _WINDOW: Final = (1 << 64) - 1
 _RING_STEPS: Final = 8
 
 
-Keys = tuple[int, int | None, Sequence[int], Sequence[int]]
+Keys = tuple[int, int, Sequence[int], Sequence[int]]
 """What identifies a request's cache, hashed and looked up once: the hash of its session (-1 for none), what is recorded
-of it (None for nothing), the hashes of the prompt's blocks, and the entries of the prefix map for the leading ones."""
+of it (0 for nothing), the hashes of the prompt's blocks, and the entries of the prefix map for the leading ones."""
 
-NO_KEYS: Final[Keys] = (-1, None, (), ())
+NO_KEYS: Final[Keys] = (-1, 0, (), ())
 
 
 class Picker:
     """Affinity tables and the choice itself. Owned by one dispatcher."""
 
-    __slots__ = ("_draws", "_find", "_owners", "_random", "_slots", "_strict", "prefixes", "rng", "sessions")
+    __slots__ = ("_draws", "_owners", "_random", "_slots", "_strict", "prefixes", "rng", "sessions")
 
     def __init__(
         self,
@@ -53,7 +53,6 @@ class Picker:
         self.prefixes = PrefixMap(settings.cache_size)
         self.rng = rng
         self._random = rng.random
-        self._find = self.sessions.get
         self._slots = slots  # by slot
         self._owners = owners  # by incarnation
         self._draws = settings.draws
@@ -69,10 +68,10 @@ class Picker:
         if ask.tenant:
             salt = xxh3_64_intdigest(ask.tenant.encode(), salt)
         key = -1
-        found = None
+        found = 0
         if session:
             key = xxh3_64_intdigest(session, salt)
-            found = self._find(key)
+            found = self.sessions.find(key)
         if not prefix:
             return (key, found, (), ())
         chain = [block ^ salt for block in (prefix if len(prefix) <= MAX_BLOCKS else prefix[:MAX_BLOCKS])]
@@ -81,10 +80,9 @@ class Picker:
     def home(self, pool: Pool, keys: Keys) -> tuple[NodeState | None, int]:
         """Node of a session and prompt tokens it has seen there; -1 tokens when only the ring says so."""
         session, record, _, _ = keys
-        if record is not None:
-            node = self._owners.get(record & OWNER_MASK)
-            if node is not None and node.live and node.pool is pool:
-                return node, record >> TOKENS_SHIFT
+        node = self._owners.get(record & OWNER_MASK)
+        if node is not None and node.live and node.pool is pool:
+            return node, record >> TOKENS_SHIFT
         return self.ring_node(pool, session), -1
 
     def ring_node(self, pool: Pool, key: int) -> NodeState | None:
@@ -104,12 +102,20 @@ class Picker:
     def affine(self, pool: Pool, keys: Keys, prompt: int) -> list[Candidate]:
         """Who may hold the cache of a prompt of so many tokens, most likely first."""
         out: list[Candidate] = []
-        session, _, chain, found = keys
+        session, record, chain, found = keys
         if session >= 0:
-            node, seen = self.home(pool, keys)
+            # home(), without the call: this is the path of most requests.
+            node = self._owners.get(record & OWNER_MASK)
+            if node is not None and node.live and node.pool is pool:
+                guessed = False
+                cached = record >> TOKENS_SHIFT
+                if cached > prompt:
+                    cached = prompt
+            else:
+                node = self.ring_node(pool, session)
+                guessed = True
+                cached = int(pool.learned.session_share * prompt)
             if node is not None:
-                guessed = seen < 0
-                cached = int(pool.learned.session_share * prompt) if guessed else (seen if seen < prompt else prompt)
                 if found and (held := _held(pool, found, node, prompt)) > cached:
                     cached = held
                     guessed = False
@@ -174,8 +180,8 @@ class Picker:
                     if cost < least:
                         least = cost
                         best = candidate
-            if best is not None and draws > 1:
-                draws -= 1
+            if best is not None:
+                draws = 1  # those in the best bucket hardly differ
             if looked is not None:
                 looked += affine
         for node in pool.load.draw(draws, self._random):
@@ -256,15 +262,11 @@ class Picker:
         held = _held(pool, found, node, prompt) if found else 0
         return (node, held, PREFIX if held else HEADROOM, False)
 
-    def record(self, pool: Pool, keys: Keys, node: NodeState, prompt: int) -> int:
+    def record(self, keys: Keys, node: NodeState, prompt: int) -> int:
         """The request goes to ``node``. Returns the number of leading prompt blocks it was known to hold."""
-        session, before, chain, found = keys
+        session, _, chain, found = keys
         if session >= 0:
-            if before is not None and before & OWNER_MASK == node.incarnation:
-                pinned = before & PINNED != 0
-            else:
-                pinned = pool.ring.lookup(session) != node.slot
-            self.sessions.record(session, node.incarnation, prompt, pinned)
+            self.sessions.record(session, node.incarnation, prompt)
         return self.prefixes.insert(chain, found, node.slot) if chain else 0
 
     def _holders(self, entry: int, want: int) -> list[NodeState]:

@@ -302,4 +302,4 @@ class Exactness(RuleBasedStateMachine):
 
 
 TestExactness = Exactness.TestCase
-TestExactness.settings = settings(max_examples=200, stateful_step_count=80, deadline=None, phases=NO_EXPLAIN)
+TestExactness.settings = settings(max_examples=120, stateful_step_count=80, deadline=None, phases=NO_EXPLAIN)
