@@ -62,10 +62,10 @@ class PrefixMap:
                     moved += 1
             if entry & _EPOCH_MASK != epoch:
                 entry = self._renewed(entry)
+                if entry <= _EPOCH_MASK:
+                    break  # nobody is left; to be overwritten, or forgotten with its generation
                 if touch:
                     entries.young[key] = entry
-            if entry <= _EPOCH_MASK:
-                break  # nobody is left
             found.append(entry)
         if moved:
             entries.settle(moved)
@@ -78,17 +78,19 @@ class PrefixMap:
         """
         bit = bit_of(slot)
         known = depth = len(found)
+        if depth and not found[0] & bit:
+            known = 0
         while known and not found[known - 1] & bit:
             known -= 1
         count = len(chain)
         if known == count:
             return known
         young = self._entries.young
-        for at in range(known, depth):
-            young[chain[at]] = found[at] | bit
+        for key, entry in zip(chain[known:depth], found[known:], strict=True):
+            young[key] = entry | bit
         entry = bit | self._epoch
-        for at in range(depth, count):
-            young[chain[at]] = entry
+        for key in chain[depth:]:
+            young[key] = entry
         self._entries.settle(count - known)
         return known
 
@@ -98,7 +100,11 @@ class PrefixMap:
         for key in chain[start:]:
             entry = self._entries.get(key)
             if entry is not None and entry & bit:
-                self._entries.put(key, entry ^ bit)
+                entry ^= bit
+                if entry <= _EPOCH_MASK:
+                    self._entries.discard(key)  # an entry in use has a holder
+                else:
+                    self._entries.put(key, entry)
 
     def lose(self, slot: int) -> None:
         """The cache of ``slot`` is gone (it restarted or left); the slot may be given to another node at once."""
