@@ -13,7 +13,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-ACCEL := $(if $(filter setup compile up test lint bench proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
+ACCEL := $(if $(filter setup compile up test lint bench bench-hop bench-http bench-node proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
 RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/compile.txt requirements/ngh2.txt
 DEV_LISTS := requirements/dev.txt
 # A stamp is named after what it installed, so a clone, a checkout or a touch never installs in vain.
@@ -25,11 +25,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-
 CODE := $(wildcard router_node inference_node shared loadtest)
 TIERS := $(wildcard tests/unit tests/integration tests/e2e)
 
-.PHONY: help setup dev compile up test lint proto bench clean
+.PHONY: help setup dev compile up test lint proto bench bench-hop bench-http bench-node clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | column -t -s '|' \
-		|| grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST))
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | column -t -s '|' \
+		|| grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "Variables: PYTHON=python3.11  EXTRA_INDEX=URL (where the CPU build of torch is)  ARGS='--nodes 1'"
 
@@ -61,6 +61,15 @@ proto: dev ## Generate shared/pb from protos/
 
 bench: setup ## Measure the router alone, against fake nodes
 	@$(BIN)/python loadtest/benchmark_router.py $(or $(ARGS),--requests 10000 --threads 8)
+
+bench-hop: setup ## Measure a gRPC hop beside nginx, Envoy and grpc.aio; ARGS=--install-peers fetches Envoy
+	@$(BIN)/python loadtest/bench_hop.py $(ARGS)
+
+bench-http: setup ## Measure the OpenAI API beside LLM routers and proxies; ARGS=--install-peers fetches them
+	@$(BIN)/python loadtest/bench_http.py $(ARGS)
+
+bench-node: setup ## Measure the node's gRPC server beside grpc.aio
+	@$(BIN)/python loadtest/bench_node.py $(ARGS)
 
 clean: ## Remove .venv, caches and build products (the demo model stays in the user's cache folder)
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@ from loadtest.hop_paced import messages, paced
 from loadtest.peers_setup import find, install_all, missing
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds
 
+PEERS = ("nginx", "envoy", "grpc.aio")
 SECTIONS = ("unary", "bulk", "paced", "size")
 IN_FLIGHT = (1, 8, 64)
 NODES = 2
@@ -47,18 +48,19 @@ _PACED = (
 )
 
 
-def start(rig: Rig, node_args: Sequence[str]) -> list[Target]:
-    """Canned nodes and everything that can be put in front of them."""
+def start(rig: Rig, wanted: Sequence[str], node_args: Sequence[str]) -> list[Target]:
+    """Canned nodes and everything that is wanted in front of them."""
     nodes = rig.nodes(NODES, *node_args)
     router, pid, _ = rig.router(nodes)
     targets = [Target("direct", nodes[0]), Target("laya", router, [pid])]
-    nginx = rig.nginx(nodes)
+    nginx = rig.nginx(nodes) if "nginx" in wanted else None
     if nginx is not None:
         targets.append(Target("nginx", *nginx))
-    if find("envoy"):
+    if "envoy" in wanted:
         targets.append(Target("envoy", *peers.envoy_grpc(rig, nodes)))
-    proxy, proxy_pid, _ = rig.python("loadtest.grpcaio_proxy", "--node", nodes[0])
-    targets.append(Target("grpc.aio", proxy, [proxy_pid]))
+    if "grpc.aio" in wanted:
+        proxy, proxy_pid, _ = rig.python("loadtest.grpcaio_proxy", "--node", nodes[0])
+        targets.append(Target("grpc.aio", proxy, [proxy_pid]))
     return targets
 
 
@@ -168,32 +170,34 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=100_000, help="calls over which memory must not grow")
     parser.add_argument("--many", type=int, default=1000, help="nodes, streams and connections of the larger case")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections to run, with commas")
+    parser.add_argument("--peers", default=",".join(PEERS), help="peers to run, with commas; empty for none")
     parser.add_argument("--install-peers", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    sections = args.only.split(",")
-    if unknown := set(sections) - set(SECTIONS):
-        parser.error(f"--only: no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    sections, wanted = args.only.split(","), [p for p in args.peers.split(",") if p]
+    for given, known, flag in ((sections, SECTIONS, "--only"), (wanted, PEERS, "--peers")):
+        if unknown := set(given) - set(known):
+            parser.error(f"{flag}: no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not 0 < args.seconds <= 60 or not 1 <= args.rounds <= 100 or not 1 <= args.streams <= 1000:
         parser.error("--seconds must be up to 60, --rounds from 1 to 100, --streams from 1 to 1000")
     if not 20 <= args.many <= 2000 or args.calls < 100:
         parser.error("--many must be from 20 to 2000, --calls 100 or more")
     if args.install_peers:
-        install_all(["envoy"])
-    for name in ("nginx", "envoy"):
-        if not find(name):
-            print(missing(name), file=sys.stderr)
+        install_all(wanted)
+    for name in [p for p in wanted if p != "grpc.aio" and not find(p)]:
+        print(missing(name), file=sys.stderr)
+        wanted.remove(name)
     load = os.getloadavg()[0]
     tables: list[Table] = []
     try:
         if "unary" in sections or "bulk" in sections:
             with Rig() as rig:
-                targets = start(rig, ["--messages", str(BULK_MESSAGES)])
+                targets = start(rig, wanted, ["--messages", str(BULK_MESSAGES)])
                 tables += uvloop.run(closed_loops(targets, sections, args.seconds, args.rounds))
         if "paced" in sections:
             with Rig() as rig:
                 length = str(messages(PACE, args.seconds))
-                targets = start(rig, ["--pace", str(PACE), "--messages", length])
+                targets = start(rig, wanted, ["--pace", str(PACE), "--messages", length])
                 tables.append(uvloop.run(paced_streams(targets, args.streams, args.seconds, args.rounds)))
         if "size" in sections:
             tables += hop_size.run(args.seconds, args.rounds, args.calls, args.many)

@@ -85,21 +85,22 @@ def start(rig: Rig, wanted: Sequence[str], args: Sequence[str]) -> list[Target]:
 def closed_loops(targets: Sequence[Target], loads: Sequence[Load], seconds: float, rounds: int) -> list[Table]:
     """All closed loops.
 
-    A first short round of each is thrown away: it opens the connections to the backends. After each round the target
-    may finish what it still works on, so that it does not disturb the next one.
+    A warm-up opens the connections to the backends. After each round the target may finish what it still works on, so
+    that it does not disturb the next one.
     """
     calls = Table("OpenAI chat completions, closed loop", _CALLS)
     streams = Table(f"SSE as fast as it goes: 64 streams of {EVENTS} events at a time", _STREAMS)
     for load in loads:
         sent = http_load.bodies(load.stream, load.large)
-        for round_ in range(rounds + 1):
+        for target in targets:
+            http_load.warm_up(target.address, sent, load.in_flight)
+            quiet(target.pids)
+        for _ in range(rounds):
             for target in targets:
                 used = cpu_seconds(target.pids)
-                got = http_load.closed_loop(target.address, sent, load.in_flight, seconds if round_ else 0.2)
+                got = http_load.closed_loop(target.address, sent, load.in_flight, seconds)
                 used = cpu_seconds(target.pids) - used
                 quiet(target.pids)
-                if not round_:
-                    continue
                 done = got.pop("calls")
                 each = used / done * 1e6 if done and target.pids else float("nan")
                 if load.stream:

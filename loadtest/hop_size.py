@@ -9,6 +9,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -33,14 +34,14 @@ _REQUEST = b"GET /healthz HTTP/1.1\r\nhost: bench\r\n\r\n"
 
 
 def run(seconds: float, rounds: int, calls: int, many: int) -> list[Table]:
-    """Both tables: sizes, and cost against number."""
+    """Both tables: sizes, and cost against number. Every figure of memory is that of a fresh router."""
     sizes = Table("Memory of one router worker", _SIZE)
+    growth = Table(f"Cost against number, unary calls, {IN_FLIGHT} in flight", _GROWTH)
     with Rig() as rig:
-        nodes = rig.many_nodes(FEW)
+        # Streams that are held open come from these nodes, unary calls too.
+        nodes = rig.many_nodes(FEW, *_QUIET, "--pace", _HELD, "--messages", "2")
         router, pid, _ = rig.router(nodes)
         uvloop.run(_resident(sizes, router, pid, calls))
-    with Rig() as rig:
-        nodes = rig.many_nodes(FEW)
         router, pid, _ = rig.router(nodes)
         uvloop.run(_idle(sizes, "in clear", router, pid, many, None))
         _idle_http1(sizes, router, pid, many)
@@ -50,11 +51,31 @@ def run(seconds: float, rounds: int, calls: int, many: int) -> list[Table]:
         router, pid, _ = rig.router(nodes, env=env, trust=trust)
         trust.set_alpn_protocols(["h2"])
         uvloop.run(_idle(sizes, "over TLS", router, pid, many, trust))
-    growth = Table(f"Cost against number, unary calls, {IN_FLIGHT} in flight", _GROWTH)
-    for what in ("nodes", "open streams", "connections"):
-        with Rig() as rig:
-            uvloop.run(_compare(growth, what, _pair(rig, what, many), seconds, rounds, many))
+    with Rig() as rig:
+        nodes = rig.many_nodes(FEW, *_QUIET, "--pace", _HELD, "--messages", "2")
+        more = rig.many_nodes(many, *_QUIET)
+        cases = [
+            _case(rig, f"{FEW} of each", nodes, FEW, FEW),
+            _case(rig, f"{many} nodes", more, 0, FEW),
+            _case(rig, f"{many} open streams", nodes, many, FEW),
+            _case(rig, f"{many} connections", nodes, FEW, many),
+        ]
+        uvloop.run(_compare(growth, cases, seconds, rounds))
     return [sizes, growth]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A router, and what is held open on it while calls are made."""
+
+    target: Target
+    streams: int
+    connections: int
+
+
+def _case(rig: Rig, name: str, nodes: Sequence[str], streams: int, connections: int) -> Case:
+    router, pid, _ = rig.router(nodes)
+    return Case(Target(name, router, [pid]), streams, connections)
 
 
 async def _resident(table: Table, router: str, pid: int, calls: int) -> None:
@@ -114,39 +135,26 @@ def _idle_http1(table: Table, router: str, pid: int, many: int) -> None:
     table.add("idle HTTP/1.1 connection in clear, KiB", "laya", value=each / _KIB, errors=0.0)
 
 
-def _pair(rig: Rig, what: str, many: int) -> list[Target]:
-    """Two routers that differ in how much of ``what`` they have, or will be given."""
-    args = ["--pace", _HELD, "--messages", "2"] if what == "open streams" else []
-    few = rig.many_nodes(FEW, *_QUIET, *args)
-    nodes = [few, rig.many_nodes(many, *_QUIET)] if what == "nodes" else [few, few]
-    targets = []
-    for count, mine in zip((FEW, many), nodes, strict=True):
-        router, pid, _ = rig.router(mine)
-        targets.append(Target(f"{count} {what}", router, [pid]))
-    return targets
-
-
-async def _compare(table: Table, what: str, targets: Sequence[Target], seconds: float, rounds: int, many: int) -> None:
-    extra: list[HopClient] = []
+async def _compare(table: Table, cases: Sequence[Case], seconds: float, rounds: int) -> None:
+    held: list[HopClient] = []
     clients: list[HopClient] = []
     try:
-        for target, count in zip(targets, (FEW, many), strict=True):
-            if what == "connections":
-                await _dial(extra, target.address, count)
-            elif what == "open streams":
-                extra += await _hold(target.address, count)
-            client = HopClient(target.address, MODEL)
+        for case in cases:
+            address = case.target.address
+            await _dial(held, address, case.connections)
+            held += await _hold(address, case.streams)
+            client = HopClient(address, MODEL)
             clients.append(client)
             await client.connect()
             await client.load(300, IN_FLIGHT)
         for _ in range(rounds):
-            for target, client in zip(targets, clients, strict=True):
-                await _round(table, what, target, client, seconds)
+            for case, client in zip(cases, clients, strict=True):
+                await _round(table, case.target, client, seconds)
     finally:
-        await asyncio.gather(*(c.close() for c in (*clients, *extra)))
+        await asyncio.gather(*(c.close() for c in (*clients, *held)))
 
 
-async def _round(table: Table, what: str, target: Target, client: HopClient, seconds: float) -> None:
+async def _round(table: Table, target: Target, client: HopClient, seconds: float) -> None:
     """One round: what the router uses while it is left alone, then what calls cost it."""
     used = cpu_seconds(target.pids)
     await asyncio.sleep(seconds)
@@ -156,7 +164,7 @@ async def _round(table: Table, what: str, target: Target, client: HopClient, sec
     used = cpu_seconds(target.pids) - used
     done = len(sample.latencies)
     table.add(
-        what,
+        "growth",
         target.name,
         cpu_us_per_call=used / done * 1e6 if done else float("nan"),
         p50_ms=quantile(sample.latencies, 0.5) * 1e3,

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,77 @@ def test_the_router_benchmark_prints_its_rows() -> None:
         assert row["errors"] == 0
         assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
     assert rows["laya"]["cpu_us_per_call"] > 0
+
+
+def tables(*argv: str, timeout: float = 60.0) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a benchmark by table, after a check that it ran without an error."""
+    done = run(*argv, "--rounds", "1", "--json", timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["command"].startswith("python loadtest/")
+    for rows in said["tables"].values():
+        assert rows
+        for row in rows:
+            assert not row["errors"], row
+    return dict(said["tables"])
+
+
+def test_the_hop_benchmark_measures_calls_and_streams() -> None:
+    args = ["--only", "unary,bulk,paced", "--seconds", "0.15", "--streams", "16", "--peers", ""]
+    unary, bulk, paced = tables("loadtest/bench_hop.py", *args).values()
+    shown = {(row["scenario"], row["target"]): row for row in unary}
+    for scenario in ("1 in flight", "8 in flight", "64 in flight"):
+        for target in ("direct", "laya"):
+            assert 0 < shown[scenario, target]["p50_ms"] <= shown[scenario, target]["p99_ms"]
+        assert shown[scenario, "laya"]["cpu_us_per_call"] > 0
+    assert all(row["messages_per_second"] > 0 for row in bulk)
+    for row in paced:
+        assert row["messages_per_second"] > 100  # 16 streams of 40
+        assert 0 < row["delay_p50_ms"] < 5000
+
+
+def test_the_hop_benchmark_measures_size_and_growth() -> None:
+    args = ["--only", "size", "--seconds", "0.1", "--calls", "1000", "--many", "40"]
+    sizes, growth = tables("loadtest/bench_hop.py", *args).values()
+    value = {row["scenario"]: row["value"] for row in sizes}
+    assert 10 < value["resident with 10 nodes, MiB"] < 300
+    assert len([name for name in value if name.startswith("idle ")]) == 3
+    assert [row["target"] for row in growth] == ["10 of each", "40 nodes", "40 open streams", "40 connections"]
+    assert all(row["cpu_us_per_call"] > 0 for row in growth)
+
+
+def test_the_http_benchmark_measures_peers_by_wrk() -> None:
+    from loadtest import peers_setup
+
+    if not (peers_setup.find("wrk") and peers_setup.find("nginx")):
+        pytest.skip("wrk or nginx is not installed")
+    calls, events = tables("loadtest/bench_http.py", "--only", "8,sse", "--peers", "nginx").values()
+    for rows in (calls, events):
+        assert [row["target"] for row in rows] == ["direct", "laya", "nginx"]
+    assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in calls)
+    assert all(row["chunks_per_second"] > 100 for row in events)
+
+
+def test_the_http_benchmark_needs_no_peer_and_no_wrk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # nothing is found without it
+    args = ["--only", "1,paced", "--seconds", "0.2", "--streams", "8", "--peers", ""]
+    calls, paced = tables("loadtest/bench_http.py", *args).values()
+    assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in calls)
+    assert all(row["chunks_per_second"] > 100 for row in paced)
+
+
+def test_the_node_benchmark_compares_both_servers() -> None:
+    [rows] = tables("loadtest/bench_node.py", "--seconds", "0.2", "--streams", "8").values()
+    assert [row["target"] for row in rows] == ["laya", "grpc.aio"] * 2
+    assert all(row["cpu_us_per_message"] > 0 for row in rows)
+
+
+def test_peers_that_are_missing_are_named_with_what_to_do(tmp_path: Path) -> None:
+    done = run("loadtest/peers_setup.py", XDG_CACHE_HOME=str(tmp_path), PATH="")
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert said["smg"] == "smg is not installed: left out (run with --install-peers)"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_canned_node_registers_and_reports_like_a_real_one(valkey: Valkey) -> None:
