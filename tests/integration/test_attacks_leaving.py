@@ -120,10 +120,13 @@ async def test_who_leaves_while_it_runs_ends_it_at_the_node(running: Cluster, re
     async with bystander(running.address):
         peers: list[Peer] = []
         for way in ways.values():
-            here = [Peer(running.address, http2) for _ in range(MANY // len(ways))]
+            count = MANY // len(ways)
+            here = [Peer(running.address, http2) for _ in range(count)]
             for peer in here:
                 assert peer.send(data)
-            await until(lambda n=len(here): running.metric("laya_router_requests_in_flight") >= n, "they are all in")
+            await until(
+                lambda count=count: running.metric("laya_router_requests_in_flight") >= count, "they are all in"
+            )
             if "streamed" in request_kind:
                 wanted = 3 if http2 else 200
                 for peer in here:
