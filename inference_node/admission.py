@@ -95,13 +95,14 @@ class Admission:
         """Share of the room that is given now, 1 once the ramp is over."""
         return self.ramp.share(self._clock())
 
-    @property
-    def queue_limit_tokens(self) -> int:
-        """Prompt tokens that may wait in each lane."""
+    def queue_limit(self, lane: Lane) -> int:
+        """Prompt tokens that may wait in a lane: so much as is prefilled in the configured time, by its share."""
         settings, rate = self.settings, self.waits.measured_rate
         if settings.max_queued_tokens:
             return settings.max_queued_tokens
-        return int(rate * settings.queue_prefill_seconds) if rate > 0.0 else settings.max_prefill_tokens
+        if rate <= 0.0:
+            return self._lane_cap(lane)
+        return int(rate * settings.queue_prefill_seconds * self._lane_cap(lane) / settings.max_prefill_tokens)
 
     @property
     def closed_reason(self) -> str:
@@ -244,7 +245,7 @@ class Admission:
             return
         wait = self.wait_estimate(lane, need, waiter.blocks)
         longest = max(waiter.expires - waiter.asked, 0.0)
-        limit = self.queue_limit_tokens
+        limit = self.queue_limit(lane)
         if full:
             why = f"{waiting} requests wait already"
         elif lane.tokens + need.prefill_tokens > limit:

@@ -38,7 +38,7 @@ class AdmissionSettings:
     long_prompt_tokens: int = sys.maxsize
     """A request with more goes to the long lane."""
     max_queued_tokens: int = 0
-    """Tokens waiting in each lane; 0 takes ``queue_prefill_seconds`` at the measured rate."""
+    """Tokens waiting in each lane; 0 takes ``queue_prefill_seconds`` at its share of the measured rate."""
     queue_prefill_seconds: float = 0.25
     ageing: float = 2.0
     """So long a wait is worth one level of priority."""

@@ -106,7 +106,7 @@ class _Gauges(Collector):
             yield from _machine(serving.keeper)
         load = self._reporter.load()
         yield _gauge("kv_capacity_tokens", "KV capacity", load.capacity)
-        yield _gauge("kv_headroom_tokens", "KV capacity minus holds and what waits, less during the ramp", load.headroom)
+        yield _gauge("kv_headroom_tokens", "Capacity minus holds and what waits, less in the ramp", load.headroom)
         yield _gauge("running_requests", "Admitted requests", load.running)
         yield _gauge("waiting_requests", "Requests waiting for admission", load.waiting)
         yield _gauge("queued_prefill_tokens", "Prompt tokens not yet prefilled", load.queued_prefill)
@@ -131,13 +131,13 @@ def _admission(serving: Serving) -> Iterator[Metric]:
         ("lane_waiting_requests", "Requests waiting, by lane", lambda lane: lane.waiting),
         ("lane_queued_tokens", "Prompt tokens waiting, by lane", lambda lane: lane.tokens),
         ("lane_prefill_tokens", "Prompt tokens in prefill, by lane", lambda lane: lane.prefill),
+        ("lane_queue_limit_tokens", "Prompt tokens that may wait, by lane", admission.queue_limit),
     )
     for name, text, read in lanes:
         family = GaugeMetricFamily(f"laya_node_{name}", text, labels=["lane"])
         for lane in admission.lanes:
             family.add_metric([lane.name], read(lane))
         yield family
-    yield _gauge("lane_queue_limit_tokens", "Prompt tokens that may wait in a lane", admission.queue_limit_tokens)
     yield _gauge("admission_open", "1 while new requests are taken", not admission.closed_reason)
     yield _gauge("ramp_ratio", "Share of the room given, 1 once the ramp is over", admission.ramp_share)
     overcommit = admission.sizes.overcommit

@@ -121,9 +121,12 @@ def test_waiting_two_seconds_is_worth_a_level_of_priority(clock):
 
 def test_a_lane_queues_a_quarter_of_a_second_of_the_measured_prefill_rate(clock):
     adm = lanes(clock, max_queued_tokens=0, prefill=400)
-    assert adm.queue_limit_tokens == 400
+    assert (adm.queue_limit(adm.short), adm.queue_limit(adm.long)) == (400, 200)
     adm.waits.measure(lambda: 1000.0)
-    assert adm.queue_limit_tokens == 250
+    assert (adm.queue_limit(adm.short), adm.queue_limit(adm.long)) == (250, 125)
+    long = adm.submit(need(900, 16), 0, None, never)
+    assert adm.queue_limit(adm.short) == 125
+    long.prefill_done()
     for _ in range(4):
         assert isinstance(adm.submit(need(100, 16), 0, None, never), Admitted)
     for _ in range(2):

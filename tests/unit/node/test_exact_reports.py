@@ -174,7 +174,11 @@ class ExactReports(RuleBasedStateMachine):
         worker = Worker(number, self.boots, self.clock)
         for name in NODES:
             self.rewatch(worker, name)
-            self.compose(worker, name)
+            view = worker.views[name]
+            while not view.wire:  # the node's budget of reports may be spent
+                self.compose(worker, name)
+                self.clock.now += 0.01
+                self.nodes[name].reporter.tick()
             self.deliver(worker, name, 0)
         return worker
 
@@ -186,7 +190,7 @@ class ExactReports(RuleBasedStateMachine):
         worker.dispatcher.on_watch_reset(name)
 
     def compose(self, worker: Worker, name: str) -> None:
-        """Send a report if the node says that one is due."""
+        """A report goes out if the node says that one is due."""
         view, node = worker.views[name], self.nodes[name]
         assert view.watch is not None
         if view.watch.due:
@@ -371,24 +375,32 @@ class ExactReports(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """With every report delivered in order, and a new watch where one was lost, each view is the node's truth."""
+        rounds = 0
+        while not self.catch_up():
+            rounds += 1
+            assert rounds < 5
         for worker in self.workers:
-            for name, view in worker.views.items():
-                verdicts = [self.deliver(worker, name, 0) for _ in range(len(view.wire))]
-                if view.missing or {Verdict.GAP, Verdict.WAITING_FULL} & set(verdicts):
-                    self.rewatch(worker, name)
-        self.time_passes(1.0)
-        for worker in self.workers:
-            for name, view in worker.views.items():
-                self.compose(worker, name)
-                while view.wire:
-                    self.deliver(worker, name, 0)
-                view.missing.clear()
             held = {i: r for i, (r, _) in worker.open.items() if r.held}
             assert held.keys() == {i for i, _ in worker.under_way}
             for name in NODES:
                 node = worker.dispatcher.node(name)
                 late = sum(r.tokens for r in held.values() if r.node.id == name)
                 assert node is not None and node.used == self.nodes[name].used + late
+
+    def catch_up(self) -> bool:
+        """Let a report of each node reach each worker; whether all views are exact by what the verdicts say."""
+        self.time_passes(1.0)
+        exact = True
+        for worker in self.workers:
+            for name, view in worker.views.items():
+                self.compose(worker, name)
+                verdicts = {self.deliver(worker, name, 0) for _ in range(len(view.wire))}
+                if view.missing or {Verdict.GAP, Verdict.WAITING_FULL} & verdicts:
+                    self.rewatch(worker, name)  # as a router does
+                    view.missing.clear()
+                    exact = False
+                exact = exact and bool(verdicts)
+        return exact
 
     def teardown(self) -> None:
         """At rest nothing is left anywhere."""
