@@ -174,7 +174,7 @@ def prefixes(rounds: int) -> tuple[float, float]:
     known = PrefixMap(65_536)
     prompts = [rng.randbytes(8192) for _ in range(2000)]
     for slot, prompt in enumerate(prompts):
-        known.insert(hash_blocks(prompt), (), slot % 16)
+        known.insert(hash_blocks(prompt), (), 0, slot % 16)
     hashed = []
     found = []
     for i in range(rounds):
@@ -182,7 +182,7 @@ def prefixes(rounds: int) -> tuple[float, float]:
         start = time.perf_counter_ns()
         chain = hash_blocks(prompt)
         middle = time.perf_counter_ns()
-        known.insert(chain, known.match(chain), i % 16)
+        known.insert(chain, *known.match(chain), i % 16)
         end = time.perf_counter_ns()
         hashed.append(middle - start)
         found.append(end - start)

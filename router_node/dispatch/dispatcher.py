@@ -172,7 +172,7 @@ class Dispatcher:
         pool = self._pool(ask.model)
         prompt = _prompt_tokens(pool, ask)
         total = self._total(pool, ask, prompt)
-        keys = self._picker.keys(pool, ask, touch=False)
+        keys = self._picker.keys(pool, ask)
         ahead = pool.queue.count
         waits = f"{ahead} others wait before it" if ahead and not self._may_look(pool, ask) else ""
         return explain.explain(self._picker, pool, keys, prompt, total, now, waits, limit)
@@ -291,7 +291,7 @@ class Dispatcher:
     def _required(self, ticket: Ticket) -> NodeState | None:
         if not self.settings.require_session_affinity or not ticket.ask.session:
             return None
-        return self._picker.required(ticket.pool, self._picker.keys(ticket.pool, ticket.ask, touch=False))
+        return self._picker.required(ticket.pool, self._picker.keys(ticket.pool, ticket.ask))
 
     def _may_look(self, pool: Pool, ask: Ask) -> bool:
         """While others wait, whether a newcomer is near enough to the front to look for a node of its own."""
@@ -356,7 +356,7 @@ class Dispatcher:
         """The node did not take the request, so it holds nothing of its prompt beyond what it held before."""
         pool = reservation.node.pool
         if pool is not None and reservation.ask.prefix:
-            keys = self._picker.keys(pool, reservation.ask, touch=False)
+            keys = self._picker.keys(pool, reservation.ask)
             self._picker.prefixes.forget(keys[2], reservation.node.slot, reservation.known_blocks)
 
 

@@ -30,11 +30,12 @@ _WINDOW: Final = (1 << 64) - 1
 _RING_STEPS: Final = 8
 
 
-Keys = tuple[int, int, Sequence[int], Sequence[int]]
+Keys = tuple[int, int, Sequence[int], Sequence[int], int]
 """What identifies a request's cache, hashed and looked up once: the hash of its session (-1 for none), what is recorded
-of it (0 for nothing), the hashes of the prompt's blocks, and the entries of the prefix map for the leading ones."""
+of it (0 for nothing), the hashes of the prompt's blocks, the entries of the prefix map for the leading ones, and how
+many of these are fresh."""
 
-NO_KEYS: Final[Keys] = (-1, 0, (), ())
+NO_KEYS: Final[Keys] = (-1, 0, (), (), 0)
 
 
 class Picker:
@@ -58,8 +59,8 @@ class Picker:
         self._draws = settings.draws
         self._strict = settings.require_session_affinity
 
-    def keys(self, pool: Pool, ask: Ask, touch: bool = True) -> Keys:
-        """Hashes of an ask within its pool and tenant. ``touch=False`` leaves the tables as they are."""
+    def keys(self, pool: Pool, ask: Ask) -> Keys:
+        """What identifies an ask's cache within its pool and tenant."""
         session = ask.session
         prefix = ask.prefix
         if not session and not prefix:
@@ -73,13 +74,14 @@ class Picker:
             key = xxh3_64_intdigest(session, salt)
             found = self.sessions.find(key)
         if not prefix:
-            return (key, found, (), ())
+            return (key, found, (), (), 0)
         chain = [block ^ salt for block in (prefix if len(prefix) <= MAX_BLOCKS else prefix[:MAX_BLOCKS])]
-        return (key, found, chain, self.prefixes.match(chain, touch))
+        held, fresh = self.prefixes.match(chain)
+        return (key, found, chain, held, fresh)
 
     def home(self, pool: Pool, keys: Keys) -> tuple[NodeState | None, int]:
         """Node of a session and prompt tokens it has seen there; -1 tokens when only the ring says so."""
-        session, record, _, _ = keys
+        session, record, _, _, _ = keys
         node = self._owners.get(record & OWNER_MASK)
         if node is not None and node.live and node.pool is pool:
             return node, record >> TOKENS_SHIFT
@@ -102,7 +104,7 @@ class Picker:
     def affine(self, pool: Pool, keys: Keys, prompt: int) -> list[Candidate]:
         """Who may hold the cache of a prompt of so many tokens, most likely first."""
         out: list[Candidate] = []
-        session, record, chain, found = keys
+        session, record, chain, found, _ = keys
         if session >= 0:
             # home(), without the call: this is the path of most requests.
             node = self._owners.get(record & OWNER_MASK)
@@ -264,10 +266,10 @@ class Picker:
 
     def record(self, keys: Keys, node: NodeState, prompt: int) -> int:
         """The request goes to ``node``. Returns the number of leading prompt blocks it was known to hold."""
-        session, _, chain, found = keys
+        session, _, chain, found, fresh = keys
         if session >= 0:
             self.sessions.record(session, node.incarnation, prompt)
-        return self.prefixes.insert(chain, found, node.slot) if chain else 0
+        return self.prefixes.insert(chain, found, fresh, node.slot) if chain else 0
 
     def _holders(self, entry: int, want: int) -> list[NodeState]:
         """Up to ``want`` of the nodes in an entry of the prefix map, from a random place on when there are more."""

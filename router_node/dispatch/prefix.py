@@ -41,38 +41,35 @@ class PrefixMap:
         """Prefixes remembered."""
         return len(self._entries)
 
-    def match(self, chain: Sequence[int], touch: bool = True) -> list[int]:
+    def match(self, chain: Sequence[int]) -> tuple[list[int], int]:
         """Entries of the leading blocks of ``chain`` that anyone holds, from the first block on; test with ``bit_of``.
 
-        ``touch=False`` leaves the map as it is.
+        And how many of the leading ones ``insert`` need not renew. Changes nothing.
         """
-        entries = self._entries
-        young = entries.young.get
+        young = self._entries.young.get
+        old = self._entries.old.get
         epoch = self._epoch
         found: list[int] = []
-        moved = 0
+        fresh = -1
         for key in chain:
             entry = young(key)
             if entry is None:
-                entry = entries.old.get(key)
+                entry = old(key)
                 if entry is None:
                     break
-                if touch:
-                    entries.young[key] = entry
-                    moved += 1
+                if fresh < 0:
+                    fresh = len(found)
             if entry & _EPOCH_MASK != epoch:
                 entry = self._renewed(entry)
                 if entry <= _EPOCH_MASK:
                     break  # nobody is left; to be overwritten, or forgotten with its generation
-                if touch:
-                    entries.young[key] = entry
+                if fresh < 0:
+                    fresh = len(found)
             found.append(entry)
-        if moved:
-            entries.settle(moved)
-        return found
+        return found, len(found) if fresh < 0 else fresh
 
-    def insert(self, chain: Sequence[int], found: Sequence[int], slot: int) -> int:
-        """Note that ``slot`` was sent ``chain``; ``found`` is what ``match`` has just said of it.
+    def insert(self, chain: Sequence[int], found: Sequence[int], fresh: int, slot: int) -> int:
+        """Note that ``slot`` was sent ``chain``; ``found`` and ``fresh`` are what ``match`` has just said of it.
 
         Returns the number of leading blocks that it was known to hold before.
         """
@@ -82,16 +79,17 @@ class PrefixMap:
             known = 0
         while known and not found[known - 1] & bit:
             known -= 1
+        first = known if known < fresh else fresh
         count = len(chain)
-        if known == count:
+        if first == count:
             return known
         young = self._entries.young
-        for key, entry in zip(chain[known:depth], found[known:], strict=True):
+        for key, entry in zip(chain[first:depth], found[first:], strict=True):
             young[key] = entry | bit
         entry = bit | self._epoch
         for key in chain[depth:]:
             young[key] = entry
-        self._entries.settle(count - known)
+        self._entries.settle(count - first)
         return known
 
     def forget(self, chain: Sequence[int], slot: int, start: int = 0) -> None:

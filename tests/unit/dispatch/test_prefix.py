@@ -12,6 +12,16 @@ from hypothesis import strategies as st
 from router_node.dispatch.prefix import BLOCK_BYTES, MAX_BLOCKS, PrefixMap, bit_of, hash_blocks
 
 
+def send(prefixes: PrefixMap, chain: list[int], slot: int) -> int:
+    """As a dispatch does it."""
+    return prefixes.insert(chain, *prefixes.match(chain), slot)
+
+
+def match(prefixes: PrefixMap, chain: list[int]) -> list[set[int]]:
+    """Holders of the leading blocks."""
+    return [holders(entry) for entry in prefixes.match(chain)[0]]
+
+
 def holders(entry: int) -> set[int]:
     return {slot for slot in range(64) if entry & bit_of(slot)}
 
@@ -55,55 +65,53 @@ def test_hashing_eight_kilobytes_is_quick() -> None:
 
 def test_longest_match_names_who_was_sent_what() -> None:
     prefixes = PrefixMap(1000)
-    assert prefixes.match([1, 2, 3]) == []
-    assert prefixes.insert([1, 2, 3], [], 4) == 0
-    found = prefixes.match([1, 2, 9])
-    assert [holders(entry) for entry in found] == [{4}, {4}]
-    assert prefixes.insert([1, 2, 9], found, 7) == 0
-    found = prefixes.match([1, 2, 3])
-    assert [holders(entry) for entry in found] == [{4, 7}, {4, 7}, {4}]
-    assert prefixes.insert([1, 2, 3], found, 4) == 3
-    assert prefixes.insert([1, 2, 3], found, 7) == 2
+    assert match(prefixes, [1, 2, 3]) == []
+    assert send(prefixes, [1, 2, 3], 4) == 0
+    assert match(prefixes, [1, 2, 9]) == [{4}, {4}]
+    assert send(prefixes, [1, 2, 9], 7) == 0
+    assert match(prefixes, [1, 2, 3]) == [{4, 7}, {4, 7}, {4}]
+    assert send(prefixes, [1, 2, 3], 4) == 3
+    assert send(prefixes, [1, 2, 3], 7) == 2
 
 
 def test_a_slot_given_to_another_node_inherits_nothing() -> None:
     prefixes = PrefixMap(1000)
-    prefixes.insert([1, 2], [], 0)
-    prefixes.insert([1, 2], prefixes.match([1, 2]), 1)
+    send(prefixes, [1, 2], 0)
+    send(prefixes, [1, 2], 1)
     prefixes.lose(0)
-    prefixes.insert([5], [], 0)
-    assert [holders(entry) for entry in prefixes.match([1, 2])] == [{1}, {1}]
-    assert holders(prefixes.match([5])[0]) == {0}
+    send(prefixes, [5], 0)
+    assert match(prefixes, [1, 2]) == [{1}, {1}]
+    assert match(prefixes, [5]) == [{0}]
     prefixes.lose(1)
-    assert prefixes.match([1, 2]) == []
+    assert match(prefixes, [1, 2]) == []
 
 
 def test_entries_too_old_to_judge_are_forgotten() -> None:
     prefixes = PrefixMap(1000)
-    prefixes.insert([1], [], 3)
+    send(prefixes, [1], 3)
     for _ in range(2000):
         prefixes.lose(9)
-    assert prefixes.match([1]) == []
+    assert match(prefixes, [1]) == []
 
 
-def test_looking_without_touching_changes_nothing() -> None:
-    prefixes = PrefixMap(8)
-    prefixes.insert([1, 2], [], 0)
-    prefixes.lose(5)
-    for i in range(3):
-        prefixes.insert([100 + i], [], 1)
-        assert [holders(entry) for entry in prefixes.match([1, 2], touch=False)] == [{0}, {0}]
-    for i in range(8):
-        prefixes.insert([200 + i], [], 1)
-    assert prefixes.match([1, 2]) == []
+def test_looking_keeps_nothing_alive_and_sending_does() -> None:
+    prefixes = PrefixMap(64)
+    send(prefixes, [1, 2], 0)
+    send(prefixes, [3, 4], 0)
+    for i in range(200):
+        send(prefixes, [100 + i], 1)
+        send(prefixes, [3, 4], 0)
+        match(prefixes, [1, 2])
+    assert match(prefixes, [1, 2]) == []
+    assert match(prefixes, [3, 4]) == [{0}, {0}]
 
 
 def test_forget_takes_back_only_what_the_request_added() -> None:
     prefixes = PrefixMap(1000)
-    prefixes.insert([1, 2], [], 0)
-    known = prefixes.insert([1, 2, 3], prefixes.match([1, 2, 3]), 0)
+    send(prefixes, [1, 2], 0)
+    known = send(prefixes, [1, 2, 3], 0)
     prefixes.forget([1, 2, 3], 0, known)
-    assert [holders(entry) for entry in prefixes.match([1, 2, 3])] == [{0}, {0}]
+    assert match(prefixes, [1, 2, 3]) == [{0}, {0}]
 
 
 @settings(max_examples=60)
@@ -111,6 +119,7 @@ def test_forget_takes_back_only_what_the_request_added() -> None:
     st.lists(
         st.one_of(
             st.tuples(st.just("send"), st.integers(0, 5), st.integers(0, 7), st.integers(1, 6)),
+            st.tuples(st.just("forget"), st.integers(0, 5), st.integers(0, 7), st.integers(1, 6)),
             st.tuples(st.just("lose"), st.integers(0, 5), st.just(0), st.just(0)),
         ),
         max_size=120,
@@ -120,18 +129,22 @@ def test_the_map_never_says_more_than_what_was_sent(events: list[tuple[str, int,
     prefixes = PrefixMap(48)
     truth: dict[int, set[int]] = {}
     for kind, slot, family, depth in events:
+        chain = [family * 100 + i for i in range(depth)]
         if kind == "lose":
             prefixes.lose(slot)
             for known in truth.values():
                 known.discard(slot)
             continue
-        chain = [family * 100 + i for i in range(depth)]
-        found = prefixes.match(chain)
-        for key, entry in zip(chain, found, strict=False):
-            assert holders(entry) <= truth[key]
-        prefixes.insert(chain, found, slot)
+        for key, seen in zip(chain, match(prefixes, chain), strict=False):
+            assert seen and seen <= truth[key]
+        if kind == "forget":
+            prefixes.forget(chain, slot, depth // 2)
+            for key in chain[depth // 2 :]:
+                truth.setdefault(key, set()).discard(slot)
+            continue
+        send(prefixes, chain, slot)
         for key in chain:
             truth.setdefault(key, set()).add(slot)
-        again = prefixes.match(chain)
-        assert len(again) == depth and all(entry & bit_of(slot) for entry in again)
+        again = match(prefixes, chain)
+        assert len(again) == depth and all(slot in seen for seen in again)
         assert len(prefixes) <= 48 + 6

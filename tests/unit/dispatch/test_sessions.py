@@ -43,8 +43,8 @@ def test_what_is_found_is_never_wrong_and_the_last_is_always_found(records: list
 @given(HASHES, HASHES, HASHES)
 def test_of_three_that_share_a_pair_the_one_used_longest_ago_goes(a: int, b: int, c: int) -> None:
     table = SessionTable(16)
-    pair = table._mask
-    a, b, c = (key & ~pair | 1 << 63 | i << 60 for i, key in enumerate((a, b, c)))
+    elsewhere = (1 << 60) - 1 & ~table._mask
+    a, b, c = (key & elsewhere | (i + 1) << 60 for i, key in enumerate((a, b, c)))
     for key in (a, b, a, c):
         table.record(key, 7, 1)
     assert [bool(table.find(key)) for key in (a, b, c)] == [True, False, True]
