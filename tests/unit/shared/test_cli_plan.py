@@ -166,3 +166,10 @@ def test_chart_without_its_library_is_code_two(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = plan("SmolLM2-135M", "--memory", "8GiB", "--chart", str(tmp_path / "plan.png"))
     assert done.exit_code == 2 and "pip install matplotlib" in done.stderr
+
+
+def test_worked_example_of_the_documentation_is_what_is_printed() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "memory.md").read_text()
+    command, _, printed = page.partition("\n$ laya plan ")[2].partition("\n```")[0].partition("\n")
+    done = plan(*command.split())
+    assert done.stdout.rstrip() == printed

@@ -56,6 +56,12 @@ def test_prefill_peak_is_one_layers_tensors_for_one_step() -> None:
     assert plan.prefill == 2048 * (3 * 11008 + 3 * 4096) * 2
 
 
+@pytest.mark.parametrize(("step", "measured"), [(1024, 51.3), (2048, 101.1), (4096, 213.6)])
+def test_prefill_peak_on_a_cpu_bounds_what_was_measured(step: int, measured: float) -> None:
+    sums = planner(well_known("SmolLM2-360M"), device="cpu", step_tokens=step)
+    assert measured <= sums.plan(8192, 16).prefill / (1 << 20) <= 1.3 * measured
+
+
 def test_peak_of_a_published_profile_lies_between_the_larger_part_and_the_sum() -> None:
     # Llama-3-8B, steps of 8,192 tokens and 256 sequences: vLLM measured 1.26 GiB on an 80 GB GPU.
     plan = planner(well_known("Llama-3-8B"), 80 * GIB).plan(8192, 256)
