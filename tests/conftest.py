@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 # Tests start processes while gRPC runs in this one. Its fork handlers would stop its own threads in the middle of a
 # call, or abort the child; a child that only executes another program needs none of them. Read when grpc is imported.
@@ -13,6 +14,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from shared import compiled
 from tests.support.valkey import Valkey
+
+# How long an example takes says more of what else runs on the machine than of the example.
+settings.register_profile("laya", deadline=None)
+settings.load_profile("laya")
 
 
 def pytest_configure(config: pytest.Config) -> None:
