@@ -189,19 +189,19 @@ def _only_body(data: bytes, start: int, stop: int) -> int:
     """Where the body begins in a message from ``start`` to ``stop`` that is one body field; 0 when it is not."""
     if stop == start or data[start] != _PART_BODY:
         return 0
-    size = data[start + 1]
-    if size < 0x80:
-        begin = start + 2
-    else:
-        high = data[start + 2]
-        if high < 0x80:
-            size = size & 0x7F | high << 7
-            begin = start + 3
+    try:
+        size = data[start + 1]
+        if size < 0x80:
+            begin = start + 2
         else:
-            try:
+            high = data[start + 2]
+            if high < 0x80:
+                size = size & 0x7F | high << 7
+                begin = start + 3
+            else:
                 size, begin = wire.varint(data, start + 1)
-            except wire.Malformed:
-                return 0
+    except (IndexError, wire.Malformed):
+        return 0  # a length that ends nowhere
     return begin if begin + size == stop else 0
 
 

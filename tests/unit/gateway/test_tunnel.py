@@ -131,3 +131,10 @@ def test_garbage_is_read_or_refused_and_never_grows(raw):
             reader.feed(raw[at : at + 7])
     except LayaError as error:
         assert error.http_status == 500
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 9])
+def test_a_body_whose_length_ends_nowhere_is_no_message(cut: int):
+    with pytest.raises(LayaError) as caught:
+        tunnel.TunnelReader().feed(cut.to_bytes(5, "big") + b"\x12" + b"\xff" * (cut - 1))
+    assert caught.value.reason == "NODE_PROTOCOL"
