@@ -71,6 +71,7 @@ class ClientSide:
             port=config.server.port,
             tls=nodes.certificates.server(config.server.tls),
             reuse_port=shared_port,
+            gate=gateway.gate,
         )
 
     @property

@@ -85,6 +85,23 @@ class Gateway:
         except Exception as error:
             self._refuse(exchange, account, core.defect(error, account.request_id), extra)
 
+    def gate(self, method: bytes, target: bytes, headers: Headers) -> LayaError | None:
+        """Nobody without a key has a large body taken in."""
+        core = self._core
+        if core.authorizer.open:
+            return None
+        since = core.clock()
+        try:
+            core.authorizer.authorize(dict(headers).get(b"authorization"))
+        except LayaError as error:
+            route = self._routes.get(target.partition(b"?")[0])
+            account = Account(core, "http", _OTHER if route is None else route.label, "-", since)
+            account.request_id = core.make_request_id()
+            account.failed(error, http=True)
+            account.end()
+            return error
+        return None
+
     def _refuse(self, exchange: HttpExchange, account: Account, error: LayaError, extra: Headers) -> None:
         exchange.on_abort = None
         account.failed(error, http=True)

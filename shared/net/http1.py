@@ -77,7 +77,7 @@ class Http1Protocol(asyncio.Protocol):
         self._uploads = uploads
         self._on_close = on_close
         self._deadline = Deadline(flusher.loop, self._expired)
-        self._queue = RequestQueue(self, settings.max_header_bytes, settings.max_body_bytes)
+        self._queue = RequestQueue(self, settings, uploads)
         self._transport: asyncio.Transport | None = None
         self._current: Http1Exchange | None = None
         self._out: list[bytes] = []

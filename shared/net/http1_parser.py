@@ -22,6 +22,9 @@ from shared.net.gather import Piece, gather, whole
 # A callback for each whole request: method, target, headers, body, keep-alive, whether the client speaks HTTP/1.1.
 OnRequest = Callable[[bytes, bytes, Headers, bytes, bool, bool], None]
 
+# Method, target, headers and the body's length, None for chunks: an error where the body is not wanted.
+BodyGate = Callable[[bytes, bytes, Headers, int | None], LayaError | None]
+
 _IDLE, _HEAD, _BODY, _DONE = range(4)
 
 # Headers that speak of the connection or of framing: read here, and not passed on (Host alone is).
@@ -74,6 +77,7 @@ class RequestParser:
         "_close",
         "_expect",
         "_feeding",
+        "_gate",
         "_got",
         "_headers",
         "_host",
@@ -94,8 +98,10 @@ class RequestParser:
         "_upgrade",
     )
 
-    def __init__(self, on_request: OnRequest, max_header: int, max_body: int) -> None:
+    def __init__(self, on_request: OnRequest, max_header: int, max_body: int, gate: BodyGate | None = None) -> None:
+        """``gate`` is asked before a body is taken, and may refuse it."""
         self._on_request: OnRequest | None = on_request
+        self._gate = gate
         self._max_header = max_header
         self._max_body = max_body
         self._parser = httptools.HttpRequestParser(self)
@@ -147,7 +153,7 @@ class RequestParser:
     def release(self) -> None:
         """Break the reference cycle with httptools; call it when the connection is gone."""
         self._state = _DONE
-        self._on_request = None
+        self._on_request = self._gate = None
         del self._parser
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -283,6 +289,10 @@ class RequestParser:
             raise self._body_too_large()
         if self._nominated is not None:
             headers = [pair for pair in headers if pair[0] not in self._nominated]
+        if self._gate is not None and (self._chunked or self._length):
+            error = self._gate(method, self._target, headers, self._length)
+            if error is not None:
+                raise Refusal("refused_early", error)
         self._expect = self._expect and self._modern and (self._chunked or bool(self._length))
         self._upgrade = self._upgrade and parser.should_upgrade()
         self._kept = headers

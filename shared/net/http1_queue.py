@@ -12,6 +12,8 @@ from shared.net.http1_parser import Refusal, RequestParser
 
 if TYPE_CHECKING:
     from shared.net.http1 import Http1Protocol
+    from shared.net.settings import NetSettings
+    from shared.net.uploads import Uploads
 
 _SLICE = 16 << 10  # parsed at once, so that one read cannot make more requests than this holds
 _AHEAD = 64 << 10  # bytes held before the connection should stop reading
@@ -22,9 +24,11 @@ class RequestQueue:
 
     __slots__ = ("_conn", "_held", "_parser", "_pieces", "_ready", "refusal")
 
-    def __init__(self, conn: Http1Protocol, max_header: int, max_body: int) -> None:
+    def __init__(self, conn: Http1Protocol, settings: NetSettings, uploads: Uploads) -> None:
         self._conn = conn
-        self._parser = RequestParser(self._on_request, max_header, max_body)
+        self._parser = RequestParser(
+            self._on_request, settings.max_header_bytes, settings.max_body_bytes, uploads.refusal
+        )
         self._ready: deque[Http1Exchange] = deque()
         self._pieces: deque[bytes | memoryview] = deque()
         self._held = 0

@@ -82,6 +82,8 @@ def given_length(headers: Headers) -> bytes | None:
 def error_answer(error: LayaError) -> tuple[Headers, bytes]:
     """Headers and body of the OpenAI error object."""
     headers = [(b"content-type", b"application/json")]
+    if error.http_status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="laya"'))
     retry = error.retry_after_header()
     if retry is not None:
         headers.append((b"retry-after", retry))

@@ -105,6 +105,8 @@ class Http2Exchange(HttpExchange, ServerSink):
             self._refuse_body()
         elif end:
             self._whole()
+        elif (error := self._front.uploads.refusal(self.method, self.target, kept, self._length)) is not None:
+            self._refuse("refused_early", error)
         else:
             self._front.uploads.progress(self, 0)
 

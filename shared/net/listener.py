@@ -21,7 +21,7 @@ from shared.net.http2_exchange import Http2Front
 from shared.net.server import H2ServerProtocol
 from shared.net.settings import NetSettings
 from shared.net.sniff import Served, Sniffer
-from shared.net.uploads import Uploads, upload_limit
+from shared.net.uploads import Gate, Uploads, upload_limit
 
 _BACKLOG = 1024
 _CUT_TIME = 2.0  # seconds for connections that were cut off to be gone
@@ -37,6 +37,7 @@ class Listener:
     """Accepts connections, finds out what each speaks, and keeps the list of them.
 
     ``path`` (a Unix socket) takes the place of host and port. ``reuse_port`` lets several processes share the port.
+    ``gate`` may refuse a plain HTTP request before its body is taken in, where that is large or of unknown length.
     gRPC requests go to ``acceptor``, all others to ``http_handler``. During a TLS handshake a connection is not in the
     list yet; ``header_timeout`` bounds that.
     """
@@ -53,6 +54,7 @@ class Listener:
         path: str = "",
         tls: ssl.SSLContext | None = None,
         reuse_port: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         self._acceptor = acceptor
         self._http_handler = http_handler
@@ -64,6 +66,7 @@ class Listener:
         self._reuse_port = reuse_port
         self._date = HttpDate()
         self._uploads = Uploads(flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
+        self._uploads.gate = gate
         self._http2 = Http2Front(http_handler, settings, flusher, self._uploads, self._date)
         self._ages = Ages(
             flusher.loop, flusher.counters, settings.max_connection_age, settings.max_connection_age_grace

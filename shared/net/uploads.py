@@ -8,9 +8,11 @@ request never does. A body that is whole stays in the account for as long as its
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from shared.errors import Code, LayaError
+from shared.net.api import Headers
 
 SMALL_BODY: Final = 64 << 10  # bytes up to which a whole body is always kept
 _FEW: Final = 64  # bodies
@@ -28,13 +30,17 @@ class Uploader(Protocol):
         ...
 
 
+# May a request with this method, target and these headers send a large body? An error when it may not.
+Gate = Callable[[bytes, bytes, Headers], LayaError | None]
+
+
 class Uploads:
     """One timer for all of them: they share one limit, so the one that was silent longest is always the first.
 
     ``timeout`` is in seconds; ``limit`` in bytes, at least the largest body there can be.
     """
 
-    __slots__ = ("_handle", "_limit", "_loop", "_timeout", "_waiting", "held", "kept")
+    __slots__ = ("_handle", "_limit", "_loop", "_timeout", "_waiting", "gate", "held", "kept")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, limit: int) -> None:
         self._loop = loop
@@ -44,9 +50,16 @@ class Uploads:
         self._handle: asyncio.TimerHandle | None = None
         self.held = 0  # bytes of all, arriving or kept
         self.kept = 0  # of these, bytes that are whole
+        self.gate: Gate | None = None  # asked before the first byte of a large body is taken
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def refusal(self, method: bytes, target: bytes, headers: Headers, length: int | None) -> LayaError | None:
+        """Why a request may not send its body, whose length is None where it is not known. Small ones always may."""
+        if self.gate is None or (length is not None and length <= SMALL_BODY):
+            return None
+        return self.gate(method, target, headers)
 
     def progress(self, owner: Uploader, held: int) -> None:
         """The request waits for more of its body, and holds so many bytes of it. It may be crowded out in this call."""

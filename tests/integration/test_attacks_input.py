@@ -273,6 +273,20 @@ async def test_keys_that_are_wrong_are_refused_before_anything_is_read(
     await assert_at_rest(running)
 
 
+async def test_a_large_body_without_a_key_is_refused_at_its_headers(running: Cluster) -> None:
+    before = attack.ends(running, "http_refused_early")
+    for framing in (b"content-length: 900000", b"transfer-encoding: chunked"):
+        with Peer(running.address, False) as peer:
+            peer.send(b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (CHAT.encode(), framing))
+            got = await aside(peer.read)
+            assert got.startswith(b"HTTP/1.1 401 ") and b"key_missing" in got and peer.closed
+    with Peer(running.address) as peer:
+        peer.send(frame(HEADERS, END_HEADERS, 1, call(CHAT, (b"content-length", b"900000"), grpc_call=False)))
+        assert await aside(peer.answers) == 1
+    assert attack.ends(running, "http_refused_early") == before + 3
+    await assert_at_rest(running)
+
+
 async def test_names_of_a_client_s_choosing_forge_no_line_and_make_no_label(
     channel: grpc.aio.Channel, running: Cluster, key: str
 ) -> None:
