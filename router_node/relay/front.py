@@ -12,13 +12,15 @@ from router_node.relay.local import BridgeStream, ListModels
 from router_node.relay.methods import LIST_MODELS_PATH, METHODS, check_caps
 from router_node.relay.relay_stream import RelayStream
 from shared import headers as names
-from shared.errors import Code, LayaError
+from shared.errors import Code, LayaError, exhausted
 from shared.ids import sane_request_id
 from shared.net.api import Headers, ServerSink, ServerStream, Upstream
 from shared.net.fields import CheckedHeaders
 
 # Answered by the services on the private socket. Probes have no key to send; reflection needs one.
 HEALTH: Final = b"/grpc.health.v1.Health/"
+WATCH: Final = HEALTH + b"Watch"
+MAX_WATCHES: Final = 32  # of the calls that may pass at once: those who watch for ever must leave room for probes
 REFLECTION: Final = (b"/grpc.reflection.v1alpha.ServerReflection/", b"/grpc.reflection.v1.ServerReflection/")
 # Never on the public port, whoever asks.
 PRIVATE: Final = (b"/laya.v1.Node/", b"/laya.v1.Admin/")
@@ -28,11 +30,12 @@ OTHER: Final = "other"
 class RelayFront:
     """The acceptor of gRPC calls."""
 
-    __slots__ = ("_bridge", "_core", "_most")
+    __slots__ = ("_bridge", "_core", "_most", "_watches")
 
     def __init__(self, core: RelayCore, bridge: Upstream | None = None) -> None:
         self._core = core
         self._bridge = bridge
+        self._watches = 0
         self._most = core.settings.max_n * core.settings.max_max_tokens
 
     def accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink | None:
@@ -110,7 +113,15 @@ class RelayFront:
                 *self._core.rules.forward(headers, fields),
             ]
         )
-        return BridgeStream.open(stream, account, opening, self._bridge, end)
+        if fields[b":path"] != WATCH:
+            return BridgeStream.open(stream, account, opening, self._bridge, end)
+        if self._watches >= MAX_WATCHES:
+            raise exhausted(f"{MAX_WATCHES} health watches are open already; use Check.", "QUEUE_FULL", 1.0)
+        self._watches += 1
+        return BridgeStream.open(stream, account, opening, self._bridge, end, self._watch_ended)
+
+    def _watch_ended(self) -> None:
+        self._watches -= 1
 
     def _refuse(self, stream: ServerStream, account: Account, error: LayaError) -> None:
         account.failed(error)

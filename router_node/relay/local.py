@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from router_node.relay.account import Account
 from router_node.relay.headers import GRPC, trailers_only
 from shared import headers as names
@@ -91,18 +93,25 @@ class ListModels:
 class BridgeStream(Splice):
     """A health or reflection call, passed on to the services on the private socket."""
 
-    __slots__ = ("_account",)
+    __slots__ = ("_account", "_on_end")
 
-    def __init__(self, down: ServerStream, account: Account) -> None:
+    def __init__(self, down: ServerStream, account: Account, on_end: Callable[[], None] | None = None) -> None:
         super().__init__(down)
         self._account = account
+        self._on_end = on_end
 
     @classmethod
     def open(
-        cls, stream: ServerStream, account: Account, headers: Headers, bridge: Upstream, end: bool
+        cls,
+        stream: ServerStream,
+        account: Account,
+        headers: Headers,
+        bridge: Upstream,
+        end: bool,
+        on_end: Callable[[], None] | None = None,
     ) -> BridgeStream:
-        """Own the stream and join it to the private socket with these headers."""
-        relay = cls(stream, account)
+        """Own the stream and join it to the private socket with these headers; ``on_end`` is called once it is over."""
+        relay = cls(stream, account, on_end)
         if not relay.join(bridge, headers, end):
             relay._refuse(_not_up())
         elif not end:
@@ -143,6 +152,8 @@ class BridgeStream(Splice):
         """The client's stream is over."""
         account = self._account
         account.core.uploads.end(self)
+        if self._on_end is not None:
+            self._on_end()
         account.bytes_in, account.bytes_out = self.bytes_in, self.bytes_out
         if account.code == 0:
             if not self.complete:

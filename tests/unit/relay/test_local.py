@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router_node.relay.front import MAX_WATCHES
 from router_node.relay.local import MAX_QUESTION
 from shared.errors import Code
 from shared.net.grpc_wire import frame
@@ -67,4 +68,25 @@ async def test_what_stands_in_place_of_request_trailers_goes_no_further():
     assert rig.bridge.last.ended and rig.bridge.last.data == [frame(b""), b""]
     rig.bridge.last.answer(b"\x08\x01")
     client.settle()
+    rig.assert_idle()
+
+
+async def test_those_who_watch_leave_room_for_those_who_ask():
+    rig = Rig()
+    watch = b"/grpc.health.v1.Health/Watch"
+    watching = [FakeServerStream().call(rig.front.accept, headers(watch), b"") for _ in range(MAX_WATCHES + 3)]
+    refused = [client for client in watching if client.ended]
+    assert len(refused) == 3
+    assert error_of(refused[0]).code == Code.RESOURCE_EXHAUSTED
+    probe = FakeServerStream().call(rig.front.accept, headers(CHECK), b"")
+    rig.bridge.last.answer(b"\x08\x01")
+    assert probe.status()[b"grpc-status"] == b"0"
+    watching[0].cancel()
+    rig.bridge.streams[0].settle()
+    again = FakeServerStream().call(rig.front.accept, headers(watch), b"")
+    assert not again.ended
+    for client in (*watching[1:], again, probe):
+        client.settle() if client.ended else client.cancel()
+    for stream in rig.bridge.streams:
+        stream.settle()
     rig.assert_idle()
