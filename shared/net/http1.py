@@ -86,8 +86,6 @@ class Http1Protocol(asyncio.Protocol):
         self._reading = True
         self._phase = _NOTHING
 
-    # Called by the event loop.
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is open."""
         self._transport = cast(asyncio.Transport, transport)
@@ -101,6 +99,7 @@ class Http1Protocol(asyncio.Protocol):
         if self._ending:
             return
         flusher = self.flusher
+        until = perf_counter() + TURN
         outer = flusher.enter()
         try:
             self._queue.put(data)
@@ -108,6 +107,9 @@ class Http1Protocol(asyncio.Protocol):
                 self._run()
             if self._queue.full:
                 self._read(False)
+            elif perf_counter() > until:  # a body in tiny chunks, say: the kernel's next read waits for others
+                self._read(False)
+                flusher.loop.call_soon(self._go_on)
         finally:
             if outer:
                 flusher.leave(self)
@@ -158,8 +160,6 @@ class Http1Protocol(asyncio.Protocol):
             self._drained()
         if self._ending and not self._out:
             self._shut()
-
-    # Called by the listener.
 
     @property
     def streams(self) -> int:
@@ -231,8 +231,6 @@ class Http1Protocol(asyncio.Protocol):
         self._out.clear()
         tear(transport)
 
-    # Inside.
-
     def _run(self) -> None:
         """Answer the requests that are here, one by one, until one has to be waited for or the turn is over."""
         if self._running:
@@ -266,6 +264,8 @@ class Http1Protocol(asyncio.Protocol):
             self.flush()
             if self._current is None:
                 self._run()
+            elif not (self._reading or self._queue.full):
+                self._read(True)
         finally:
             if outer:
                 self.flusher.leave()
@@ -330,8 +330,6 @@ class Http1Protocol(asyncio.Protocol):
         if on != self._reading and transport is not None and not transport.is_closing():
             self._reading = on
             (transport.resume_reading if on else transport.pause_reading)()
-
-    # Limits.
 
     def stalled(self) -> None:
         """The body did not go on in time."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.net import turns
+from shared.net import http1, turns
 from shared.net.turns import SLICE
 from tests.support.h2_rig import REQUEST
+from tests.support.http1_site import GET, Bench, echo
 from tests.unit.net.test_server import Served
 
 pytestmark = pytest.mark.usefixtures("engine_name")
@@ -87,3 +88,31 @@ def test_garbage_in_a_later_slice_ends_the_connection_once(no_time: None):
     assert rig.conn.dead
     assert rig.counters.reasons == {"protocol_error": 1}
     assert all(len(heard.closed) == 1 for heard in rig.heard)
+
+
+def test_requests_ahead_and_bodies_in_tiny_chunks_are_taken_in_turns_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http1, "TURN", -1.0)
+    bench = Bench(echo)
+    bench.protocol.data_received(GET * 50)
+    assert len(bench.exchanges) == 1 and not bench.protocol._reading
+    bench.loop.run()
+    assert len(bench.exchanges) == 50 and bench.protocol._reading
+    bench.protocol.data_received(
+        b"POST /p HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100
+    )
+    assert not bench.protocol._reading
+    bench.loop.run()
+    assert bench.protocol._reading
+    bench.say(b"0\r\n\r\n")
+    assert bench.exchanges[-1].body == b"x" * 100
+
+
+def test_a_client_that_leaves_during_a_long_answer_is_noticed_after_its_turn(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http1, "TURN", -1.0)
+    gone: list[int] = []
+    bench = Bench(lambda exchange: setattr(exchange, "on_abort", lambda: gone.append(1)))
+    bench.protocol.data_received(GET)
+    bench.loop.run()
+    assert bench.protocol._reading
+    bench.protocol.eof_received()
+    assert gone == [1]
