@@ -65,9 +65,13 @@ LOADS = {
 SECTIONS = (*LOADS, "paced")
 
 
-def start(rig: Rig, wanted: Sequence[str], args: Sequence[str]) -> list[Target]:
-    """Backends, canned nodes, and everything in front of them; a peer that does not start is told and left out."""
-    backends = [rig.python("loadtest.canned_http", *args)[0] for _ in range(BACKENDS)]
+def start(rig: Rig, wanted: Sequence[str], args: Sequence[str]) -> tuple[list[Target], list[int]]:
+    """Everything in front of canned nodes and backends, and the backends' pids.
+
+    A peer that does not start is told and left out.
+    """
+    started = [rig.python("loadtest.canned_http", *args) for _ in range(BACKENDS)]
+    backends = [address for address, _, _ in started]
     router, pid, _ = rig.router(rig.nodes(BACKENDS, *args))
     targets = [Target("direct", backends[0]), Target("laya", router, [pid])]
     [body] = http_load.bodies()
@@ -79,14 +83,16 @@ def start(rig: Rig, wanted: Sequence[str], args: Sequence[str]) -> list[Target]:
             print(f"{name} does not start: left out ({error})", file=sys.stderr)
             continue
         targets.append(Target(name, address, pids))
-    return targets
+    return targets, [pid for _, pid, _ in started]
 
 
-def closed_loops(targets: Sequence[Target], loads: Sequence[Load], seconds: float, rounds: int) -> list[Table]:
+def closed_loops(
+    targets: Sequence[Target], backends: Sequence[int], loads: Sequence[Load], seconds: float, rounds: int
+) -> list[Table]:
     """All closed loops.
 
-    A warm-up opens the connections to the backends. After each round the target may finish what it still works on, so
-    that it does not disturb the next one.
+    A warm-up opens the connections to the backends. After each round the target and its backends may finish what they
+    still work on, so that it does not disturb the next one.
     """
     calls = Table("OpenAI chat completions, closed loop", _CALLS)
     streams = Table(f"SSE as fast as it goes: 64 streams of {EVENTS} events at a time", _STREAMS)
@@ -94,13 +100,13 @@ def closed_loops(targets: Sequence[Target], loads: Sequence[Load], seconds: floa
         sent = http_load.bodies(load.stream, load.large)
         for target in targets:
             http_load.warm_up(target.address, sent, load.in_flight)
-            quiet(target.pids)
+            quiet([*target.pids, *backends])
         for _ in range(rounds):
             for target in targets:
                 used = cpu_seconds(target.pids)
                 got = http_load.closed_loop(target.address, sent, load.in_flight, seconds)
                 used = cpu_seconds(target.pids) - used
-                quiet(target.pids)
+                quiet([*target.pids, *backends])
                 done = got.pop("calls")
                 each = used / done * 1e6 if done and target.pids else float("nan")
                 if load.stream:
@@ -193,12 +199,12 @@ def main() -> None:
         loads = [LOADS[s] for s in sections if s in LOADS]
         if loads:
             with Rig() as rig:
-                targets = start(rig, wanted, ["--messages", str(EVENTS)])
-                tables += closed_loops(targets, loads, args.seconds, args.rounds)
+                targets, backends = start(rig, wanted, ["--messages", str(EVENTS)])
+                tables += closed_loops(targets, backends, loads, args.seconds, args.rounds)
         if "paced" in sections:
             with Rig() as rig:
                 length = int((SETTLE + args.seconds + 0.6) / PACE)
-                targets = start(rig, wanted, ["--pace", str(PACE), "--messages", str(length)])
+                targets, _ = start(rig, wanted, ["--pace", str(PACE), "--messages", str(length)])
                 tables.append(uvloop.run(paced_streams(targets, args.streams, args.seconds, args.rounds)))
     except (RigError, OSError) as e:  # TimeoutError is one
         sys.exit(f"bench_http: {e or 'a round did not end in time'}")

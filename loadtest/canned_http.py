@@ -22,6 +22,7 @@ import uvloop
 from loadtest.canned import DONE, Stamped, chat_body, sse_event, wants_stream
 
 _LIMIT = 4 << 20  # bytes of one request
+_REMEMBERED = 256  # rendered prompts
 _LAST = b"0\r\n\r\n"
 
 
@@ -71,12 +72,21 @@ class Backend:
         }
         self.nothing = _answer(b"404 Not Found", b'{"error":{"message":"not here","code":404}}')
         self.render_model = model.encode()
+        self._rendered: dict[bytes, bytes] = {}
 
     def render(self, body: bytes) -> bytes:
-        """vLLM's /render: the token ids of a prompt, here one for every four bytes, so that equal beginnings agree."""
-        ids = b",".join(b"%d" % (int.from_bytes(body[i : i + 4]) % 30_000) for i in range(0, len(body), 4))
-        text = b'{"request_id":"r","model":"%b","stream":false,"sampling_params":{},"token_ids":[%b]}'
-        return _answer(b"200 OK", text % (self.render_model, ids))
+        """vLLM's /render: the token ids of a prompt, here one for every four bytes, so that equal beginnings agree.
+
+        Remembered, for a router may ask it of every worker for every request.
+        """
+        answer = self._rendered.get(body)
+        if answer is None:
+            ids = b",".join(b"%d" % (int.from_bytes(body[i : i + 4]) % 30_000) for i in range(0, len(body), 4))
+            text = b'{"request_id":"r","model":"%b","stream":false,"sampling_params":{},"token_ids":[%b]}'
+            answer = _answer(b"200 OK", text % (self.render_model, ids))
+            if len(self._rendered) < _REMEMBERED:
+                self._rendered[body] = answer
+        return answer
 
 
 class Conn(asyncio.Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -97,9 +98,10 @@ def _wrk(address: str, sent: list[bytes], in_flight: int, seconds: float) -> dic
     if not found:
         raise RigError(f"wrk failed: {(done.stderr or done.stdout)[-500:]}")
     said = json.loads(found[0].removeprefix("FIGURES "))
+    none = not said["calls"]  # then wrk's latencies are 0, which would look like a record
     return {
-        "p50_ms": said["p50"] / 1e3,
-        "p99_ms": said["p99"] / 1e3,
+        "p50_ms": math.nan if none else said["p50"] / 1e3,
+        "p99_ms": math.nan if none else said["p99"] / 1e3,
         "calls": float(said["calls"]),
         "calls_per_second": said["calls"] / (said["us"] / 1e6),
         "errors": float(said["errors"]),
