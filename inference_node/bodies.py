@@ -92,6 +92,8 @@ def plan(path: str, body: dict[str, Any], call: Call, caps: Caps) -> Plan:
             out.set(name, clamped)
     if path == EMBEDDINGS:
         return out
+    if body.get("stream") and not caps.streaming:
+        raise BadRequest("this node answers whole only (inference.enable_streaming is off); leave stream out", "stream")
     n = _whole(body, "n", 1)
     best_of = _whole(body, "best_of", n)
     out.sequences = max(n, best_of)

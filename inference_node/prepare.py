@@ -42,12 +42,14 @@ class Caps:
 
     max_n: int
     max_max_tokens: int
+    streaming: bool = True
 
     @staticmethod
     def of(config: Config, call: Call) -> Caps:
         """The router's caps where it sends some (its configuration may be another file), else this node's own."""
         clamps, router = call.clamps, config.router
-        return Caps(clamps.max_n or router.max_n, clamps.max_max_tokens or router.max_max_tokens)
+        streaming = config.inference.enable_streaming
+        return Caps(clamps.max_n or router.max_n, clamps.max_max_tokens or router.max_max_tokens, streaming)
 
 
 class Preparer:

@@ -14,7 +14,7 @@ from inference_node.door import Door, Visit
 from inference_node.engines.base import BadRequest, Delta, EngineError
 from inference_node.prepare import Job, Preparer, refused
 from inference_node.state import NodeState
-from shared.errors import Code, LayaError
+from shared.errors import Code, LayaError, invalid
 from shared.net.grpc_server import ServerCall
 from shared.pb.laya.v1 import inference_pb2 as pb
 
@@ -31,6 +31,7 @@ class InferenceService:
 
     async def generate(self, request: pb.GenerateRequest, call: ServerCall) -> None:
         """Stream a completion."""
+        self._may_stream()
         arrived = self._door.clock()
         job = await self._preparer.generate(request, _about(call))
         run = _Run(self._door, "generate", job, arrived)
@@ -51,6 +52,7 @@ class InferenceService:
 
     async def chat(self, request: pb.ChatRequest, call: ServerCall) -> None:
         """Stream the assistant's turn."""
+        self._may_stream()
         arrived = self._door.clock()
         job = await self._preparer.chat(request, _about(call))
         run = _Run(self._door, "chat", job, arrived)
@@ -67,6 +69,10 @@ class InferenceService:
             await call.send(message)
 
         await run.drive(self._state, emit)
+
+    def _may_stream(self) -> None:
+        if not self._state.config.inference.enable_streaming:
+            raise invalid("This node answers whole only (inference.enable_streaming is off): ask by Complete.")
 
     async def complete(self, request: pb.CompleteRequest, call: ServerCall) -> pb.CompleteResponse:
         """A whole completion in one answer."""

@@ -42,6 +42,14 @@ def show(file: str | None) -> None:
     click.echo(to_yaml(load(file)), nl=False)
 
 
+@command.command("reference")
+def reference() -> None:
+    """Print every key with its default and meaning (the page docs/configuration.md)."""
+    from shared.config.reference import page
+
+    click.echo(page(), nl=False)
+
+
 def warnings_of(swap_space: float | None) -> list[str]:
     """What is accepted but changes nothing."""
     if swap_space is not None:

@@ -56,7 +56,6 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     idle_timeout: float = 300.0  # a connection without a request is closed after this
     max_connection_age: float = 0.0  # a connection is replaced after this, without a failed call; 0: never
     max_connection_age_grace: float = 600.0  # requests on an old connection have so long to end
-    otlp_endpoint: str = ""  # OTLP/HTTP trace collector; empty switches tracing off
     tls: TlsConfig = TlsConfig()  # of the public port of the router, and of nodes beyond loopback
 
     def validate(self) -> None:
@@ -67,9 +66,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             _need(0 < value <= 86_400, f"server.{name}", f"must be over 0 and at most 86400 seconds, not {value}")
         for name, least in (("max_connection_age", 0.0), ("max_connection_age_grace", 0.1)):
             value = getattr(self, name)
-            _need(
-                least <= value <= 31_536_000, f"server.{name}", f"must be {least:g} to 31536000 seconds, not {value}"
-            )
+            _need(least <= value <= 31_536_000, f"server.{name}", f"must be {least:g} to 31536000 seconds, not {value}")
         _need(self.max_body_bytes >= 1024, "server.max_body_bytes", "must be 1024 bytes or more")
         _need(4096 <= self.max_header_bytes <= 256 << 10, "server.max_header_bytes", "must be 4096 to 262144 bytes")
         _need(
@@ -190,7 +187,7 @@ class InferenceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory that vLLM takes
     enforce_eager: bool = False  # no compilation: starts sooner, decodes slower; always so on a CPU
     swap_space: float | None = None  # accepted for old files; vLLM has none any more
-    enable_streaming: bool = True  # accepted for old files; answers stream whenever they are asked to
+    enable_streaming: bool = True  # off: calls that stream are refused, whole answers only
     quantization: str = ""  # how the weights are quantized, where the files do not say
     dtype: str = "auto"  # type of weights and activations that are not quantized
     kv_cache_memory_bytes: int = 0  # 0 lets the node decide

@@ -111,3 +111,11 @@ def test_a_clamp_on_a_text_is_told():
 def test_an_error_is_status_headers_and_object():
     status, headers, body = bodies.error_body(exhausted("busy", "QUEUE_FULL", 1.2))
     assert status == 429 and (b"retry-after", b"2") in headers and b'"queue_full"' in body
+
+
+def test_with_streaming_off_a_streamed_body_is_refused_by_its_field():
+    caps = Caps(16, 1000, streaming=False)
+    with pytest.raises(BadRequest, match="enable_streaming") as e:
+        bodies.plan(bodies.CHAT, {"model": "m", "stream": True}, Call({}, "r"), caps)
+    assert e.value.param == "stream"
+    assert bodies.plan(bodies.CHAT, {"model": "m", "stream": False}, Call({}, "r"), caps).sequences == 1

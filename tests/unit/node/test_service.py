@@ -366,3 +366,12 @@ async def test_a_reader_that_stops_holds_the_stream_and_loses_nothing():
             async for answer in answers:
                 got += answer.token_ids
         assert got == known("hello there", 4000)
+
+
+async def test_with_streaming_off_only_whole_answers_are_given():
+    async with running(config(enable_streaming=False)) as (_, client):
+        await refused(client.collect("generate", request()), Code.INVALID_ARGUMENT, "enable_streaming")
+        chat = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="hi")])
+        await refused(client.collect("chat", chat), Code.INVALID_ARGUMENT, "enable_streaming")
+        whole = await client.unary("complete", pb.CompleteRequest(request=request(max_tokens=4)))
+        assert whole.usage.completion_tokens == 4
