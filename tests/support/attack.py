@@ -178,7 +178,7 @@ class Bystander:
 
 
 @contextlib.asynccontextmanager
-async def bystander(address: str, worst: float = 2.0) -> AsyncIterator[Bystander]:
+async def bystander(address: str, worst: float = 3.0) -> AsyncIterator[Bystander]:
     """A good client beside an attack: none of its calls may fail, or take longer than ``worst`` seconds."""
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         one = Bystander(channel)
