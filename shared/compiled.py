@@ -23,7 +23,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 MODULES: Final = (
     *(f"router_node/dispatch/{name}.py" for name in (
         "buckets", "cost", "dispatcher", "errors", "explain", "generations", "picker", "pool", "prefix", "queue",
-        "refusals", "registry", "reports", "reservations", "ring", "sessions", "types", "waiting",
+        "refusals", "registry", "reports", "reservations", "ring", "sessions", "types", "unseen",
+        "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
         "account", "core", "deadlines", "expiry", "fields", "front", "headers", "local", "methods", "relay_stream",

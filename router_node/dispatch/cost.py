@@ -1,16 +1,18 @@
 """What a request would cost on a node: expected seconds to its first token.
 
-    cost = (queued + reserved + uncached) / prefill_rate + barrier(k) + corrections
+    cost = (pending + reserved + WORK_WEIGHT * uncached) / prefill_rate + barrier(k) + corrections
 
-* ``queued``: prompt tokens not yet prefilled, as the node last reported them.
+* ``pending``: prompt tokens not yet prefilled, as the node last reported them, less the share that its cache has saved
+  it of late (``prefix_hit_rate``): a node learns what a prompt finds in its cache only when it starts it.
 * ``reserved``: prompt tokens this router has sent it that no report has counted.
-* ``uncached``: tokens of this request's prompt that the node's prefix cache likely lacks.
+* ``uncached``: tokens of this request's prompt that the node's prefix cache likely lacks. They count twice: who sends
+  this request waits for them, and then those who come after it do.
 * ``prefill_rate``: tokens a second, as reported; where a node has none, the mean of its pool; else ``DEFAULT_RATE``.
 * ``k``: share of the KV capacity in use once the request is in: (capacity - headroom + reserved + its own) / capacity.
 * ``barrier``: with x = k / (1 - k), ``BARRIER_LINEAR * x + BARRIER_CUBIC * x**3`` seconds. Smooth, and near
-  ``0.1 k`` on an empty node, where it only breaks ties towards the emptier one; 0.1 s at half full; 1.6 s at 90 %;
-  9 s at 95 %; without bound as k -> 1. The cubic part is what keeps several routers with old reports off a nearly full
-  node: there, no saving in prefill is worth it.
+  ``0.03 k`` on an empty node, where it only breaks ties towards the emptier one; 0.03 s at half full, so that a cache
+  is not left for an emptier node; 1.7 s at 90 %; 14 s at 95 %; without bound as k -> 1. The cubic part is what keeps
+  several routers with old reports off a nearly full node: there, no saving in prefill is worth it.
 * corrections: see ``corrected``; zero for a node with a fresh report and no recent refusal.
 """
 
@@ -21,9 +23,11 @@ from typing import Final
 
 from router_node.dispatch.types import NodeState
 
-BARRIER_LINEAR: Final = 0.1
+WORK_WEIGHT: Final = 2.0
+"""What a request must compute, in terms of what it must wait for."""
+BARRIER_LINEAR: Final = 0.03
 """Seconds per unit of k / (1 - k)."""
-BARRIER_CUBIC: Final = 0.001
+BARRIER_CUBIC: Final = 0.002
 """Seconds per unit of (k / (1 - k)) cubed."""
 DEFAULT_RATE: Final = 2000.0
 """Prefill tokens a second taken for a node when nothing in its pool has reported any."""
@@ -51,7 +55,7 @@ def score(node: NodeState, need: int, uncached: float, now: float) -> float:
     k = (node.used + need) / node.capacity
     left = 1.0 - k
     x = k / (left if left > _LEAST_SHARE else _LEAST_SHARE)  # barrier(), without the call
-    cost = (node.backlog + uncached) * node.inv_rate + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x)
+    cost = (node.backlog + WORK_WEIGHT * uncached) * node.inv_rate + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x)
     if node.plain_from <= now <= node.plain_until:
         return cost
     return corrected(node, cost, now)
@@ -68,7 +72,7 @@ def corrected(node: NodeState, cost: float, now: float) -> float:
     age = now - node.reported_at
     if age > STALE_AFTER and node.pool is not None:
         doubt = 1.0 - STALE_AFTER / age
-        cost += doubt * (node.pool.mean_wait - node.queued * node.inv_rate + STALE_SURCHARGE)
+        cost += doubt * (node.pool.mean_wait - node.pending * node.inv_rate + STALE_SURCHARGE)
     if now < node.penalty_until:
         cost += node.penalty * min(1.0, (node.penalty_until - now) / node.penalty_span)
     return cost if cost > 0.0 else 0.0

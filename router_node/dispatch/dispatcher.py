@@ -85,7 +85,7 @@ class Dispatcher:
                 self._waiting.protect_head(pool, now)
             keys = self._picker.keys(pool, ask)
             chosen = self._picker.choose(pool, keys, prompt, total, now)
-            if waiting:
+            if waiting or ask.refusals:
                 chosen = self._beside_others(pool, keys, prompt, total, now, chosen, ask.priority, ask.arrived or now)
             if chosen is not None:
                 return self._grant(pool, ask, keys, prompt, total, chosen)
@@ -114,8 +114,8 @@ class Dispatcher:
         total = self._total(pool, ask, prompt)
         keys = self._picker.keys(pool, ask)
         chosen = self._picker.choose(pool, keys, prompt, total, self._clock(), exclude)
-        if chosen is None:
-            return None
+        if chosen is None or (ask.refusals and not self._waiting.allows(chosen[0])):
+            return None  # rather than be refused again it waits, if it may
         again = self._grant(pool, ask, keys, prompt, total, chosen)
         again.waited = reservation.waited
         return again
@@ -134,6 +134,7 @@ class Dispatcher:
                 self._waiting.rest(node)
             node.pool.refresh(node, now)
         if reservation is not None:
+            reservation.ask.refusals += 1
             self._forget(reservation)
             reservation.end()
 

@@ -14,12 +14,13 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from router_node.dispatch.cost import score
+from router_node.dispatch.cost import WORK_WEIGHT, score
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.prefix import EPOCH_BITS, MAX_BLOCKS, PrefixMap
 from router_node.dispatch.sessions import OWNER_MASK, TOKENS_SHIFT, SessionTable
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import Ask, Candidate, NodeState
+from router_node.dispatch.unseen import FROM_SECONDS, drawn, level_of
 
 SESSION: Final = "session"
 PREFIX: Final = "prefix"
@@ -28,6 +29,7 @@ HEADROOM: Final = "headroom"
 
 _WINDOW: Final = (1 << 64) - 1
 _RING_STEPS: Final = 8
+_BLIND_DRAWS: Final = 8
 
 
 Keys = tuple[int, int, Sequence[int], Sequence[int], int]
@@ -164,6 +166,11 @@ class Picker:
         """
         if exclude or self._strict:
             return self._choose_among(pool, keys, prompt, total, now, exclude, looked)
+        hidden = pool.unseen.tokens * pool.quickest
+        if hidden > FROM_SECONDS:
+            blind = self._choose_blind(pool, keys, prompt, total, now, hidden, looked)
+            if blind is not None:
+                return blind
         best: Candidate | None = None
         least = math.inf
         found = keys[3]
@@ -182,10 +189,10 @@ class Picker:
                     if cost < least:
                         least = cost
                         best = candidate
-            if best is not None:
-                draws = 1  # those in the best bucket hardly differ
             if looked is not None:
                 looked += affine
+            if best is not None:
+                draws = 1  # those in the best bucket hardly differ
         for node in pool.load.draw(draws, self._random):
             if node.block != block:
                 block = node.block
@@ -193,7 +200,8 @@ class Picker:
             held = _held(pool, found, node, prompt) if found else 0
             uncached = prompt - held * node.trust if held else prompt
             # Most draws lose to a node with affinity by their queue alone.
-            if node.room >= need and ((node.backlog + uncached) * node.inv_rate < least or now > node.plain_until):
+            ahead = (node.backlog + WORK_WEIGHT * uncached) * node.inv_rate
+            if node.room >= need and (ahead < least or now > node.plain_until):
                 cost = score(node, need, uncached, now)
                 if cost < least:
                     least = cost
@@ -201,6 +209,52 @@ class Picker:
             if looked is not None:
                 looked.append((node, held, HEADROOM, False))
         return best or self._choose_among(pool, keys, prompt, total, now, exclude, looked)
+
+    def _choose_blind(
+        self,
+        pool: Pool,
+        keys: Keys,
+        prompt: int,
+        total: int,
+        now: float,
+        hidden: float,
+        looked: list[Candidate] | None,
+    ) -> Candidate | None:
+        """``choose`` where other routers' requests of ``hidden`` seconds are on their way, nobody knows to whom.
+
+        They go to who looks idle, as ours would; so who looks idle is as dear as the level to which they will fill it.
+        A node with affinity is taken if it costs no more than that. Else any that looks idle enough may be the one.
+        """
+        found = keys[3]
+        best: Candidate | None = None
+        least = math.inf
+        affine = self.affine(pool, keys, prompt) if keys is not NO_KEYS else []
+        for candidate in affine:
+            node = candidate[0]
+            need = node.need(total)
+            if node.room >= need:
+                cost = score(node, need, prompt - candidate[1] * node.trust, now)
+                if cost < least:
+                    least = cost
+                    best = candidate
+        others: list[tuple[float, int, Candidate]] = []
+        for node in pool.load.draw(_BLIND_DRAWS, self._random):
+            held = _held(pool, found, node, prompt) if found else 0
+            need = node.need(total)
+            if node.room >= need:
+                cost = score(node, need, prompt - held * node.trust, now)
+                others.append((cost, len(others), (node, held, HEADROOM, False)))
+        if looked is not None:
+            looked += affine
+            looked += [other[2] for other in others]
+        if not others:
+            return best
+        others.sort()
+        costs = [other[0] for other in others]
+        level = level_of(costs, hidden)
+        if least <= level:
+            return best
+        return others[drawn(costs, level, self._random() * hidden)][2]
 
     def _choose_among(
         self,

@@ -15,6 +15,7 @@ from router_node.dispatch.queue import Ticket, WaitQueue
 from router_node.dispatch.ring import HashRing
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import UNLIMITED, NodeSpec, NodeState
+from router_node.dispatch.unseen import Unseen
 
 _RATIO_GAIN: Final = 0.05
 _MIN_BYTES_PER_TOKEN: Final = 0.5
@@ -82,6 +83,7 @@ class Pool:
         "rooms",
         "safe_total",
         "salt",
+        "unseen",
     )
 
     def __init__(self, model: str, revision: str, settings: DispatchSettings) -> None:
@@ -102,6 +104,7 @@ class Pool:
         self.queue = WaitQueue(settings.ageing, settings.tenant_weights)
         self.max_backlog = settings.max_backlog
         self.learned = Learned()
+        self.unseen = Unseen()
         self.live = 0
         """Nodes that take requests now or soon."""
         self.rate = 0.0
@@ -137,6 +140,7 @@ class Pool:
     def leave(self, node: NodeState, spec: NodeSpec) -> None:
         """Remove a node that joined with ``spec``."""
         self.live -= node.live
+        self.unseen.left(node)
         node.live = node.open = False
         node.pool = None
         node.room = -1
@@ -163,7 +167,8 @@ class Pool:
         ``shrunk`` says that its room can only have become less. Then its place in ``rooms`` is left alone, which may be
         too good until the next report; who looks there checks the room itself, and corrects the place.
         """
-        node.backlog = backlog = node.queued + node.reserved_prompt_tokens
+        self.unseen.settled(node, shrunk)
+        node.backlog = backlog = node.pending + node.reserved_prompt_tokens
         reserved = node.reserved_tokens
         node.used = node.capacity - node.headroom + reserved
         if not node.open or len(node.uncounted) >= node.seats or backlog * node.inv_rate > self.max_backlog:
@@ -197,7 +202,10 @@ class Pool:
             self.best_rate = max(node.prefill_rate, self.best_rate * (1.0 - 0.01 * weight))
             self.quickest = 1.0 / self.best_rate
         node.inv_rate = 1.0 / (node.prefill_rate or self.rate or cost.DEFAULT_RATE)
-        self.mean_wait += (node.queued * node.inv_rate - self.mean_wait) * weight
+        # A node cannot tell what it will find in its cache, so it reports whole prompts; of late it found so much.
+        node.pending = int(node.queued * (1.0 - node.hit_rate))
+        self.mean_wait += (node.pending * node.inv_rate - self.mean_wait) * weight
+        self.unseen.told(node)
         live = node.link_up and node.ready and not node.draining and node.reported_at >= 0.0
         if live != node.live:
             self.live += live - node.live

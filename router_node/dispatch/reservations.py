@@ -58,6 +58,7 @@ class Reservation:
         self._on_end = on_end
         self._state = _HELD
         node.uncounted[dispatch_id] = self
+        node.mine += 1
         node.reserved_tokens += tokens
         node.reserved_prompt_tokens += prompt_tokens
 
@@ -92,6 +93,7 @@ class Reservation:
         if state == _ENDED:
             return
         self._state = _ENDED
+        self.node.mine -= 1
         if state == _HELD:
             _release(self)
             self._on_end(self)

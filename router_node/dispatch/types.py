@@ -28,6 +28,7 @@ class Ask:
         "priority",
         "prompt_bytes",
         "prompt_tokens",
+        "refusals",
         "session",
         "tenant",
     )
@@ -69,6 +70,8 @@ class Ask:
         """Chained hashes of the prompt's byte blocks (``hash_blocks``)."""
         self.arrived = arrived
         """When it arrived; 0 means now."""
+        self.refusals = 0
+        """Nodes that have refused it for lack of room; from then on it goes where it is sure to be taken, or waits."""
         self.deadline = deadline
         """When the client gives up, None for never."""
 
@@ -244,11 +247,13 @@ class NodeState:
         "inv_rate",
         "link_up",
         "live",
+        "mine",
         "open",
         "past_boots",
         "penalty",
         "penalty_span",
         "penalty_until",
+        "pending",
         "plain_from",
         "plain_until",
         "pool",
@@ -266,6 +271,9 @@ class NodeState:
         "sequence",
         "slot",
         "spec",
+        "summed_counted",
+        "summed_prompt",
+        "summed_told",
         "trust",
         "uncounted",
         "upstream",
@@ -312,6 +320,12 @@ class NodeState:
         """Reservations that no report has counted, by dispatch id."""
         self.reserved_tokens = 0
         self.reserved_prompt_tokens = 0
+        self.mine = 0
+        """Requests it was sent that have not ended, counted ones too."""
+        self.summed_told = 0
+        """These three are what of it is in its pool's sums (``Unseen``)."""
+        self.summed_counted = 0
+        self.summed_prompt = 0
         self.refusals = 0
         self.room_cap = UNLIMITED
         self.cap_until = 0.0
@@ -332,8 +346,10 @@ class NodeState:
         """Seconds per prompt token."""
         self.used = 0
         """KV tokens in use: what it reported and what is reserved."""
+        self.pending = 0
+        """Of the prompt tokens it reported as queued, those that its cache likely lacks."""
         self.backlog = 0
-        """Prompt tokens ahead of a new request: reported and reserved."""
+        """Prompt tokens to compute ahead of a new request: pending and reserved."""
         self.free = 0
         """KV tokens that a new request may take."""
         self.room = -1

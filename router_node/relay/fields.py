@@ -34,6 +34,7 @@ class Fields(Ask):
         # Written out rather than by super(): one is made for every request.
         self.model = self.tenant = ""
         self.session = b""
+        self.refusals = 0
         self.priority = self.prompt_tokens = self.prompt_bytes = self.max_new_tokens = self.n = 0
         self.exact = self.complete = self.named = False
         self.prefix = ()

@@ -90,7 +90,7 @@ def test_every_term_is_shown() -> None:
     assert terms.prefill_rate == pytest.approx(8000)
     assert terms.kv_share == pytest.approx(share)
     assert terms.barrier_seconds == pytest.approx(cost.barrier(share))
-    assert terms.cost_seconds == pytest.approx((800 + 240 + 100) / 8000 + cost.barrier(share))
+    assert terms.cost_seconds == pytest.approx((800 + 240 + cost.WORK_WEIGHT * 100) / 8000 + cost.barrier(share))
 
 
 def test_those_left_out_say_why() -> None:

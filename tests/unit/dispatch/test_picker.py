@@ -105,11 +105,11 @@ def test_affinity_is_a_saving_and_never_a_veto() -> None:
     first = bed.reserve(session=b"s", prompt_tokens=4000)
     home = first.node
     first.end()
-    bed.report(home.id, LARGE, capacity=LARGE, queued_prefill_tokens=3000)  # 0.375 s ahead, 0.5 s saved
+    bed.report(home.id, LARGE, capacity=LARGE, queued_prefill_tokens=6000)  # 0.75 s ahead, and 2 × 0.5 s saved
     stay = bed.reserve(session=b"s", prompt_tokens=4100)
     assert stay.node is home and stay.reason == "session" and stay.expected_cached == 4000
     stay.end()
-    bed.report(home.id, LARGE, capacity=LARGE, queued_prefill_tokens=6000)  # 0.75 s ahead
+    bed.report(home.id, LARGE, capacity=LARGE, queued_prefill_tokens=9000)  # 1.1 s ahead
     moved = bed.reserve(session=b"s", prompt_tokens=4100)
     assert moved.node is not home
     moved.end()

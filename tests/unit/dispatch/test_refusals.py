@@ -132,3 +132,18 @@ def test_refusals_of_nodes_that_are_gone_are_nothing() -> None:
     bed.dispatcher.on_refused(reservation, 1.0)
     bed.dispatcher.on_refused("nobody", 1.0)
     assert reservation.ended and bed.dispatcher.reserved_tokens == 0
+
+
+def test_who_was_refused_waits_for_a_node_that_is_sure_to_take_it() -> None:
+    bed = Bed()
+    for name in "ab":
+        bed.node(name)
+        bed.report(name, queued_prefill_tokens=8000, waiting=1)  # a second of prefill, and somebody waits there
+    refused = bed.reserve()
+    bed.dispatcher.on_refused(refused, 0.1)
+    assert bed.dispatcher.retry(refused, {refused.node.id}) is None
+    assert isinstance(bed.dispatcher.submit(refused.ask, bed.granted.append, bed.refused.append), Ticket)
+    assert bed.granted == []
+    other = "b" if refused.node.id == "a" else "a"
+    bed.report(other, queued_prefill_tokens=100)
+    assert [granted.node.id for granted in bed.granted] == [other]

@@ -1,0 +1,101 @@
+"""What other routers have sent that no report shows yet. Routers do not talk; this is what one can tell by itself.
+
+All routers get the same reports, equally late, so all would send their next requests to the same few idle nodes, and
+find out together. How many requests of others there are for one of ours shows in the reports: the requests that nodes
+have, less those that we sent. And of what others send, as much is not reported yet as of what we send, for one of them
+as for us: so ``others`` times our own reservations is hidden, somewhere, on average.
+
+Where that is worth mentioning, a node is not taken for the cheapest it seems, but drawn, with a chance that falls with
+its cost: if all routers do so, the hidden work fills the cheapest nodes up to one level, like water (``level_of``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from router_node.dispatch.types import NodeState
+
+FROM_OTHERS: Final = 0.25
+"""Below so many requests of others for one of ours we are alone: a report is never quite up to date with us either."""
+FROM_SECONDS: Final = 0.05
+"""Less hidden work than this, in seconds of one node's time, is not worth a draw."""
+MOST_OTHERS: Final = 64.0
+
+_LEAST_TOLD: Final = 8
+_OTHERS_GAIN: Final = 0.02
+_USUAL_GAIN: Final = 0.05
+
+
+class Unseen:
+    """The sums over one pool's nodes."""
+
+    __slots__ = ("_counted", "_reserved", "_told", "_usual", "others")
+
+    def __init__(self) -> None:
+        self.others = 0.0
+        """Requests of other routers for each of ours, of late."""
+        self._told = 0
+        self._counted = 0
+        self._reserved = 0
+        self._usual = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Prompt tokens that others have likely sent and no report counts; 0 where we are alone."""
+        others = self.others
+        if others < FROM_OTHERS:
+            return 0.0
+        # In a burst now others likely are in one too, and what we have sent says more than what is usual.
+        reserved, usual = self._reserved, self._usual
+        return others * (reserved if reserved > usual else usual)
+
+    def told(self, node: NodeState) -> None:
+        """A node has reported."""
+        told = node.running + node.waiting
+        counted = node.mine - len(node.uncounted)
+        self._told += told - node.summed_told
+        self._counted += counted - node.summed_counted
+        node.summed_told, node.summed_counted = told, counted
+        if self._told >= _LEAST_TOLD:
+            foreign = (self._told - self._counted) / (self._counted if self._counted > 1 else 1)
+            foreign = 0.0 if foreign < 0.0 else MOST_OTHERS if foreign > MOST_OTHERS else foreign
+            self.others += (foreign - self.others) * _OTHERS_GAIN
+
+    def settled(self, node: NodeState, sent: bool) -> None:
+        """A node's reservations have changed; ``sent`` when one was added."""
+        if sent:
+            self._usual += (self._reserved - self._usual) * _USUAL_GAIN
+        reserved = node.reserved_prompt_tokens
+        self._reserved += reserved - node.summed_prompt
+        node.summed_prompt = reserved
+
+    def left(self, node: NodeState) -> None:
+        """A node is gone."""
+        self._told -= node.summed_told
+        self._counted -= node.summed_counted
+        self._reserved -= node.summed_prompt
+        node.summed_told = node.summed_counted = node.summed_prompt = 0
+
+
+def level_of(costs: Sequence[float], hidden: float) -> float:
+    """How high ``hidden`` seconds of work fill nodes of these costs, lowest first, when poured over them."""
+    total = hidden
+    level = 0.0
+    for count, cost in enumerate(costs):
+        if count and level <= cost:
+            break
+        total += cost
+        level = total / (count + 1)
+    return level
+
+
+def drawn(costs: Sequence[float], level: float, at: float) -> int:
+    """Which of them, lowest first, a drop of the water falls on; ``at`` is from 0 to the amount of water."""
+    for index, cost in enumerate(costs):
+        at -= level - cost
+        if at < 0.0:
+            return index
+        if level <= cost:
+            break
+    return 0
