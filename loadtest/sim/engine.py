@@ -236,7 +236,7 @@ class LeapEngine:
         return -(-tokens // self._block)
 
     def _used_at(self, step: int) -> int:
-        """Blocks in use once ``step`` decode steps are done, exactly when that is near the brim, else at most so many."""
+        """Blocks in use once ``step`` decode steps are done: exact when that is near the brim, else at most so many."""
         count = len(self._decoding)
         fixed = self._cache.referenced + self._prefill_blocks
         most = fixed + (self._base + count * (step + self._block - 1)) // self._block

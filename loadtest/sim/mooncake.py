@@ -86,9 +86,7 @@ def _hashes(row: dict[str, object], prompt: int, where: str) -> tuple[int, ...]:
     if any(not 0 <= v < 1 << 62 for v in value):
         raise BadTrace(f"{where}: hash_ids must be 0 or more and below 2**62")
     if len(value) > -(-prompt // BLOCK_TOKENS):
-        raise BadTrace(
-            f"{where}: {len(value)} hash_ids are more than the blocks of {BLOCK_TOKENS} in {prompt} tokens"
-        )
+        raise BadTrace(f"{where}: {len(value)} hash_ids are more than the blocks of {BLOCK_TOKENS} in {prompt} tokens")
     return tuple(value)
 
 

@@ -71,9 +71,7 @@ class _World:
         self.trace = trace
         self.setting = setting
         self.record = Record(trace.count, int(trace.count * setting.warm_up), setting.slo)
-        self.nodes = [
-            SimNode(events, f"node-{i}", setting.shape, trace.block_tokens) for i in range(setting.nodes)
-        ]
+        self.nodes = [SimNode(events, f"node-{i}", setting.shape, trace.block_tokens) for i in range(setting.nodes)]
         self._rng = random.Random(seed * 7919 + 1)
         self._jobs = iter(trace.jobs)
         self._start = events.now

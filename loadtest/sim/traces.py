@@ -157,7 +157,7 @@ def _conversations(
     go_on: float,
     named: bool = True,
 ) -> Iterator[tuple[int, int, tuple[int, ...], bytes]]:
-    """Turns of many conversations, mixed; a prompt holds all the turns before it. Each goes on with chance ``go_on``."""
+    """Turns of many conversations, mixed; a prompt holds all the turns before it. Each goes on by ``go_on``."""
     live: list[tuple[int, tuple[int, ...], bytes]] = []  # tokens so far, blocks so far, name
     number = 0
     while True:
