@@ -59,7 +59,9 @@ def extensions() -> list[object]:
         # No configuration file: a build in isolation has no stubs of what we import, and need not judge our types.
         flags = ["--config-file=", "--ignore-missing-imports", "--explicit-package-bases", "--no-warn-no-return"]
         try:
-            return list(mypycify([*flags, *compiled.MODULES], group_name=compiled.group(compiled.digest())))
+            # -O3 and debug symbols double the compiler's time and are worth nothing that could be measured.
+            name = compiled.group(compiled.digest())
+            return list(mypycify([*flags, *compiled.MODULES], group_name=name, opt_level="2", debug_level="0"))
         except (Exception, SystemExit) as error:
             reason = f"mypyc failed ({str(error)[:200]})"
     print(f"laya: {reason}: the hot path stays plain Python (slower)", file=sys.stderr)

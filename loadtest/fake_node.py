@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -29,7 +28,7 @@ import uvloop
 from loadtest.canned import DONE, TEXT, Stamped, chat_body, sse_event, wants_stream
 from shared import headers as names
 from shared.ids import boot_id
-from shared.net.api import Headers, ServerSink, ServerStream
+from shared.net.api import Acceptor, Headers, ServerSink, ServerStream
 from shared.net.flusher import Flusher
 from shared.net.grpc_wire import frame
 from shared.net.server import H2ServerProtocol
@@ -309,7 +308,10 @@ async def serve(args: argparse.Namespace) -> None:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", args.port))
-        make = functools.partial(H2ServerProtocol, node.accept, settings, flusher)
+
+        def make(accept: Acceptor = node.accept) -> asyncio.Protocol:
+            return H2ServerProtocol(accept, settings, flusher).protocol
+
         servers.append(await loop.create_server(make, sock=sock, backlog=1024))
         addresses.append(f"127.0.0.1:{sock.getsockname()[1]}")
     address = addresses[0]

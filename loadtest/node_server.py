@@ -105,7 +105,7 @@ async def serve(args: argparse.Namespace) -> None:
             ours = GrpcServer({PATH.encode(): Method(streams.generate, pb.GenerateRequest, stream=True)})
             settings = NetSettings(max_streams=4096, connection_window=1 << 30)
             flusher = Flusher(loop)
-            make = lambda: H2ServerProtocol(ours.accept, settings, flusher)  # noqa: E731
+            make = lambda: H2ServerProtocol(ours.accept, settings, flusher).protocol  # noqa: E731
             listening = await loop.create_server(make, "127.0.0.1", 0, backlog=1024)
             stack.callback(listening.close)
             stack.push_async_callback(ours.close)

@@ -107,7 +107,7 @@ class NodeSide:
             for reason, count in source.rejections().items():
                 snapshot.rejected[reason] = snapshot.rejected.get(reason, 0) + count
         counters = self.counters
-        snapshot.net = {name: getattr(counters, name) for name in counters.__slots__ if name != "reasons"}
+        snapshot.net = counters.totals()
         snapshot.net_reasons = dict(counters.reasons)
 
     def _sample(self, entry: Entry) -> NodeSample:

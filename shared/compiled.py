@@ -30,7 +30,10 @@ MODULES: Final = (
         "account", "core", "deadlines", "expiry", "fields", "front", "headers", "local", "methods", "relay_stream",
         "scan", "wire",
     )),
-    *(f"shared/net/{name}.py" for name in ("gather", "splice")),
+    *(f"shared/net/{name}.py" for name in (
+        "align", "backlog", "budget", "client", "conn", "counters", "engine", "flusher", "gather", "metered",
+        "ngh2_engine", "outflow", "server", "splice", "stream", "turns", "vitals",
+    )),
 )  # fmt: skip
 """What is compiled, by paths below ``ROOT``."""
 

@@ -40,8 +40,7 @@ class Deadlines:
 
     def arm(self) -> None:
         """Look at the entries from now on, until there are none."""
-        if self._handle is None:
-            self._handle = self._loop.call_later(INTERVAL, self._look)
+        self._arm(INTERVAL)
 
     def close(self) -> None:
         """Forget everything and stop the timer."""
@@ -64,5 +63,8 @@ class Deadlines:
             if live.get(owner, now + 1) <= now:
                 del live[owner]
                 owner.on_deadline()
+        self._arm(pause)
+
+    def _arm(self, pause: float) -> None:
         if self._handle is None:
             self._handle = self._loop.call_later(pause, self._look)

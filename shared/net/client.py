@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Final
 
-from shared.net.api import CANCEL, ClientSink, ClientStream, Headers
+from mypy_extensions import mypyc_attr
+
+from shared.net.api import CANCEL, ClientSink, Headers
 from shared.net.backlog import Backlog
 from shared.net.conn import H2Connection
 from shared.net.counters import NetCounters
-from shared.net.engine import Header, Role
+from shared.net.engine import Header
 from shared.net.fields import CheckedHeaders, checked
 from shared.net.flusher import Flusher
 from shared.net.monomorph import own_copies
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamBase, unheard
 
-_LAST_ID: Final = 1 << 30  # half of the ids there are; a connection is replaced here, long before they run out
+_LAST_ID = 1 << 30  # half of the ids there are; a connection is replaced here, long before they run out
 
 
-class _Nobody(ClientSink):
+class _Nobody:
     """Owner of streams that are over."""
 
     __slots__ = ()
@@ -43,6 +44,7 @@ class _Nobody(ClientSink):
 _NOBODY = _Nobody()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ClientOwner(ABC):
     """Whoever keeps client connections: a pool."""
 
@@ -59,13 +61,11 @@ class ClientOwner(ABC):
         """The transport is gone. Called once."""
 
 
-@own_copies("send", "trailers", "consumed", "abort")
-class H2ClientStream(StreamBase, ClientStream):
-    """One request of ours and its answer."""
+class H2ClientStream(StreamBase):
+    """One request of ours and its answer: a ``ClientStream``."""
 
     __slots__ = ("_behind", "sink")
 
-    conn: H2ClientProtocol
     sink: ClientSink
     _behind: Backlog | None
 
@@ -120,15 +120,11 @@ class H2ClientStream(StreamBase, ClientStream):
         sink.on_response_closed(code, unprocessed)
 
 
-@own_copies(
-    "data_received", "flush", "report_sent", "on_stream_closed", "take_back", "_report_closed", "_report_doomed"
-)
 class H2ClientProtocol(H2Connection):
     """One connection of a pool."""
 
     __slots__ = ("_owner", "grow_at", "leaving", "limit")
 
-    role: Role = "client"
     table: dict[int, H2ClientStream]  # type: ignore[assignment]
 
     def __init__(
@@ -139,7 +135,7 @@ class H2ClientProtocol(H2Connection):
         counters: NetCounters | None = None,
     ) -> None:
         """``counters`` default to the flusher's."""
-        super().__init__(settings, flusher, counters)
+        super().__init__("client", settings, flusher, counters)
         self._owner = owner
         self.grow_at = 0.0  # streams from which on a pool dials one more connection
         self.limit = 0  # streams that may be open at once; 0 before the peer's SETTINGS
@@ -260,3 +256,16 @@ class H2ClientProtocol(H2Connection):
         # Not at once: this may be the middle of a batch, with acknowledgements of ours still to be written.
         if not self.table:
             self.close()
+
+
+own_copies(H2ClientStream, "send", "trailers", "consumed", "abort")
+own_copies(
+    H2ClientProtocol,
+    "data_received",
+    "flush",
+    "report_sent",
+    "on_stream_closed",
+    "take_back",
+    "_report_closed",
+    "_report_doomed",
+)

@@ -21,7 +21,6 @@ from shared.net.api import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, 
 from shared.net.budget import Budgets
 from shared.net.engine import Role, goaway_frame, make_engine
 from shared.net.metered import Metered
-from shared.net.outflow import Outflow
 from shared.net.turns import SLICE, Turns
 from shared.net.vitals import Vitals
 
@@ -36,21 +35,20 @@ log = logging.getLogger(__name__)
 _PREFACE = 24
 
 
-class H2Connection(asyncio.Protocol, Metered, Outflow):
-    """Base of ``H2ServerProtocol`` and ``H2ClientProtocol``."""
+class H2Connection(Metered):
+    """Base of ``H2ServerProtocol`` and ``H2ClientProtocol``: an ``asyncio.Protocol`` by its methods.
+
+    Not by descent, because a class that is compiled can have no base that is not.
+    """
 
     __slots__ = (
         "_cut",
         "_feed",
-        "_now",
         "_sent",
         "after_stream",
         "align",
-        "budgets",
-        "counters",
         "dead",
         "doomed",
-        "engine",
         "engine_errors",
         "engine_send",
         "finishing",
@@ -59,22 +57,19 @@ class H2Connection(asyncio.Protocol, Metered, Outflow):
         "heard",
         "last_peer_stream",
         "late_resets",
-        "parting",
         "peer",
-        "pings_out",
+        "role",
         "settings",
         "settled",
         "table",
         "touched",
         "transport",
         "turns",
-        "vitals",
     )
 
-    role: Role
-
-    def __init__(self, settings: NetSettings, flusher: Flusher, counters: NetCounters | None) -> None:
+    def __init__(self, role: Role, settings: NetSettings, flusher: Flusher, counters: NetCounters | None) -> None:
         super().__init__()
+        self.role = role
         self.settings = settings
         self.flusher = flusher
         self.counters = counters if counters is not None else flusher.counters
@@ -98,12 +93,17 @@ class H2Connection(asyncio.Protocol, Metered, Outflow):
         self._now = flusher.loop.time
         self.heard = now = self._now()
         self.budgets = Budgets(settings, now)
-        self.engine = engine = make_engine(self.role, settings)
-        self.align = FrameAligner(engine.receive, _PREFACE if self.role == "server" else 0)
+        self.engine = engine = make_engine(role, settings)
+        self.align = FrameAligner(engine.receive, _PREFACE if role == "server" else 0)
         self._feed = self.align.feed
         self.engine_send = engine.send
         self.engine_errors = engine.errors
         self.vitals = Vitals(self, flusher.loop)
+
+    @property
+    def protocol(self) -> asyncio.Protocol:
+        """The connection as what a transport takes."""
+        return cast(asyncio.Protocol, self)
 
     # The transport's calls.
 
@@ -138,6 +138,10 @@ class H2Connection(asyncio.Protocol, Metered, Outflow):
                 flusher.leave(self)
             elif not self.touched:
                 flusher.touch(self)
+
+    def eof_received(self) -> bool:
+        """The peer sends no more: nothing can be answered for long, so the transport is closed."""
+        return False
 
     def pause_writing(self) -> None:
         """The transport is full."""

@@ -40,3 +40,20 @@ class NetCounters:
     def count(self, reason: str) -> None:
         """Add one to a reason. Callers pass literals, so the map stays small."""
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def totals(self) -> dict[str, int]:
+        """All but the reasons, by name."""
+        return {
+            "connections_accepted": self.connections_accepted,
+            "connections_closed": self.connections_closed,
+            "connections_dialled": self.connections_dialled,
+            "dials_failed": self.dials_failed,
+            "goaways_received": self.goaways_received,
+            "goaways_sent": self.goaways_sent,
+            "pings_sent": self.pings_sent,
+            "streams_accepted": self.streams_accepted,
+            "streams_opened": self.streams_opened,
+            "streams_refused": self.streams_refused,
+            "streams_reset": self.streams_reset,
+            "turns_over": self.turns_over,
+        }

@@ -16,12 +16,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from shared.net.settings import NetSettings
 
 Role = Literal["client", "server"]
 Header = tuple[bytes, bytes]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class EngineEvents(ABC):
     """The connection, as its engine sees it. Called from ``dispatch`` only, in protocol order."""
 

@@ -150,7 +150,7 @@ class Listener:
             # Its next answer says that it is the last: closed while idle, it could cross a request.
             self._ages.add(conn, partial(setattr, conn, "draining", True))
         self._served.add(conn)
-        return conn
+        return conn.protocol if isinstance(conn, H2ServerProtocol) else conn
 
     def _gone(self, conn: Served) -> None:
         self._served.discard(conn)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shared.net.engine import EngineEvents
+from shared.net.outflow import Outflow
 
 if TYPE_CHECKING:
     from shared.net.budget import Budgets
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from shared.net.vitals import Vitals
 
 
-class Metered(EngineEvents):
+class Metered(Outflow):
     """Events of a connection that only cost something; base of H2Connection."""
 
-    __slots__ = ()  # the attributes below are the connection's own: two bases with slots cannot be joined
+    __slots__ = ("_now", "budgets", "counters", "parting", "pings_out", "vitals")
 
     budgets: Budgets
     counters: NetCounters
@@ -42,7 +42,7 @@ class Metered(EngineEvents):
     def on_pong(self, payload: bytes) -> None:
         """The peer lives. It may not say so unasked for ever."""
         if self.pings_out:
-            self.pings_out -= 1  # type: ignore[misc]
+            self.pings_out -= 1
             self.vitals.on_pong()
         else:
             self.on_oddity()
@@ -51,7 +51,7 @@ class Metered(EngineEvents):
         """The peer opens no more streams (a client), or takes no more (a server). It may say so twice or thrice."""
         if self.parting:
             self.on_oddity()
-        self.parting = True  # type: ignore[misc]
+        self.parting = True
         self.counters.goaways_received += 1
 
     def on_oddity(self) -> None:

@@ -7,29 +7,23 @@ every attribute. With a copy each, both stay on the fast path: about a quarter o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import FunctionType
-from typing import TypeVar
-
-_Class = TypeVar("_Class", bound=type)
 
 
-def own_copies(*names: str) -> Callable[[_Class], _Class]:
-    """Class decorator: copy the named methods, code and caches included, from the base classes into the class."""
+def own_copies(cls: type, *names: str) -> None:
+    """Copy the named methods, code and caches included, from the base classes into the class.
 
-    def decorate(cls: _Class) -> _Class:
-        for name in names:
-            function = getattr(cls, name)
-            if not isinstance(function, FunctionType):
-                raise TypeError(f"{cls.__name__}.{name} is not a plain method")
-            copy = FunctionType(
-                function.__code__.replace(), function.__globals__, name, function.__defaults__, function.__closure__
-            )
-            copy.__kwdefaults__ = function.__kwdefaults__
-            copy.__doc__ = function.__doc__
-            copy.__qualname__ = f"{cls.__qualname__}.{name}"
-            copy.__annotations__ = function.__annotations__
-            setattr(cls, name, copy)
-        return cls
-
-    return decorate
+    Compiled methods (shared/compiled.py) have no such caches and stay where they are.
+    """
+    for name in names:
+        function = getattr(cls, name)
+        if not isinstance(function, FunctionType):
+            continue
+        copy = FunctionType(
+            function.__code__.replace(), function.__globals__, name, function.__defaults__, function.__closure__
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__doc__ = function.__doc__
+        copy.__qualname__ = f"{cls.__qualname__}.{name}"
+        copy.__annotations__ = function.__annotations__
+        setattr(cls, name, copy)

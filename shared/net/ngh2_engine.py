@@ -47,6 +47,8 @@ class Ngh2Engine:
         "_connection",
         "_events",
         "acknowledge",
+        "errors",
+        "floods",
         "hello",
         "ping",
         "queued",
@@ -59,11 +61,10 @@ class Ngh2Engine:
         "trailers",
     )
 
-    # ValueError: an argument that the native library refuses; MemoryError: it has none.
-    errors: tuple[type[Exception], ...] = (NGH2Error, ValueError, MemoryError)
-    floods: tuple[type[Exception], ...] = (DenialOfServiceError,)
-
     def __init__(self, role: seam.Role, settings: NetSettings) -> None:
+        # ValueError: an argument that the native library refuses; MemoryError: it has none.
+        self.errors: tuple[type[Exception], ...] = (NGH2Error, ValueError, MemoryError)
+        self.floods: tuple[type[Exception], ...] = (DenialOfServiceError,)
         server = role == "server"
         connection = Connection(Role.SERVER if server else Role.CLIENT, _configuration(settings))
         connection.initiate_connection(_first_settings(server, settings))
@@ -139,14 +140,16 @@ class Ngh2Engine:
         self._connection.send_goaway(code)
 
 
-@own_copies("dispatch")
 class _ServerEngine(Ngh2Engine):
     __slots__ = ()
 
 
-@own_copies("dispatch")
 class _ClientEngine(Ngh2Engine):
     __slots__ = ()
+
+
+own_copies(_ServerEngine, "dispatch")
+own_copies(_ClientEngine, "dispatch")
 
 
 def ngh2_engine(role: seam.Role, settings: NetSettings) -> Ngh2Engine:

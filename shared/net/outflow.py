@@ -7,8 +7,9 @@ never loops over all stalled streams, or a peer could make each of its reads cos
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
+
+from shared.net.engine import EngineEvents
 
 if TYPE_CHECKING:
     from shared.net.engine import Engine
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 _FEW = 32  # stalled streams that may be looked at on every flush
 
 
-class Outflow(ABC):
+class Outflow(EngineEvents):
     """The sending half's books; base of H2Connection."""
 
-    __slots__ = ("_squeezed_total", "paused", "squeezed", "stalled", "waiting")
+    __slots__ = ("_squeezed_total", "engine", "paused", "squeezed", "stalled", "waiting")
 
     engine: Engine
 
@@ -75,10 +76,6 @@ class Outflow(ABC):
         if stalled and not self.squeezed and self.engine.peer_window(0) <= 0:
             self.squeezed = True
             self._squeezed_total = total
-
-    @abstractmethod
-    def on_fault(self, stream_id: int, error: Exception) -> None:
-        """An owner failed; see H2Connection."""
 
     def unstall(self, stream_id: int) -> None:
         """The peer opened a stream's window."""

@@ -284,9 +284,13 @@ class Pool(ClientOwner):
         where = self._where
         hostname = (self._hostname or where.host or "localhost") if self._tls is not None else None
         if where.path:
-            await loop.create_unix_connection(lambda: conn, where.path, ssl=self._tls, server_hostname=hostname)
+            await loop.create_unix_connection(
+                lambda: conn.protocol, where.path, ssl=self._tls, server_hostname=hostname
+            )
         else:
-            await loop.create_connection(lambda: conn, where.host, where.port, ssl=self._tls, server_hostname=hostname)
+            await loop.create_connection(
+                lambda: conn.protocol, where.host, where.port, ssl=self._tls, server_hostname=hostname
+            )
 
     def _check_alpn(self, conn: H2ClientProtocol) -> None:
         if self._tls is None:

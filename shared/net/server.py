@@ -8,10 +8,10 @@ from typing import Final
 
 from shared.errors import Code, LayaError
 from shared.net.align import SURELY_SMALL
-from shared.net.api import CANCEL, NO_ERROR, REFUSED_STREAM, Acceptor, Headers, ServerSink, ServerStream
+from shared.net.api import CANCEL, NO_ERROR, REFUSED_STREAM, Acceptor, Headers, ServerSink
 from shared.net.conn import H2Connection
 from shared.net.counters import NetCounters
-from shared.net.engine import Header, Role
+from shared.net.engine import Header
 from shared.net.fields import CheckedHeaders, checked, header_list_size
 from shared.net.flusher import Flusher
 from shared.net.monomorph import own_copies
@@ -24,7 +24,7 @@ _HASTE = 1.0  # seconds from a request to its cancel below which nobody can have
 _LAST_CALL = 1.0  # the second GOAWAY comes after so many seconds even if that PING is not answered
 
 
-class _Nobody(ServerSink):
+class _Nobody:
     """Owner of streams that have none: those answered in full at once, and those that are over."""
 
     __slots__ = ()
@@ -45,14 +45,12 @@ class _Nobody(ServerSink):
 _NOBODY = _Nobody()
 
 
-@own_copies("send", "trailers", "consumed", "abort")
-class H2ServerStream(StreamBase, ServerStream):
-    """One request and its answer."""
+class H2ServerStream(StreamBase):
+    """One request and its answer: a ``ServerStream``."""
 
     __slots__ = ("born", "responded", "sink")
 
     born: float  # loop time at which it was opened
-    conn: H2ServerProtocol
     sink: ServerSink
     responded: bool
 
@@ -121,9 +119,6 @@ class H2ServerStream(StreamBase, ServerStream):
         sink.on_closed(code)
 
 
-@own_copies(
-    "data_received", "flush", "report_sent", "take_back", "on_stream_closed", "_report_closed", "_report_doomed"
-)
 class H2ServerProtocol(H2Connection):
     """One client's connection. Give it a transport by ``connection_made``, also one that is already open."""
 
@@ -137,7 +132,6 @@ class H2ServerProtocol(H2Connection):
         "_on_close",
     )
 
-    role: Role = "server"
     table: dict[int, H2ServerStream]  # type: ignore[assignment]
 
     def __init__(
@@ -149,7 +143,7 @@ class H2ServerProtocol(H2Connection):
         counters: NetCounters | None = None,
     ) -> None:
         """``on_close`` is called once, when the transport is gone; ``counters`` default to the flusher's."""
-        super().__init__(settings, flusher, counters)
+        super().__init__("server", settings, flusher, counters)
         self._accept = acceptor
         self._on_close = on_close
         self._most = settings.max_streams + settings.stream_slack // 2
@@ -358,3 +352,16 @@ class H2ServerProtocol(H2Connection):
             stream.respond([(b":status", b"431"), (b"content-type", b"application/json")])
             stream.send(error.openai_body(), end=True)
         return True
+
+
+own_copies(H2ServerStream, "send", "trailers", "consumed", "abort")
+own_copies(
+    H2ServerProtocol,
+    "data_received",
+    "flush",
+    "report_sent",
+    "take_back",
+    "on_stream_closed",
+    "_report_closed",
+    "_report_doomed",
+)

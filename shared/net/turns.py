@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shared.net.conn import H2Connection
 
 SLICE: Final = 2048  # bytes of frames handled between two looks at the clock; a longer frame is handled whole
-TURN: Final = 0.002  # seconds
+TURN = 0.002  # seconds
 
 
 class Turns:

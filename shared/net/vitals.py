@@ -42,7 +42,8 @@ class Vitals:
         self.born = loop.time()
         self._pinged = 0.0  # when we asked; 0: no answer is awaited
         self._paused_at = 0.0
-        self._kept = self._kept_at = 0.0  # which unfinished frame was seen last, and since when
+        self._kept = 0  # which unfinished frame was seen last
+        self._kept_at = 0.0  # and since when
         self._lingering: set[int] = set()
         self._stalled: dict[int, tuple[int, float]] = {}  # streams whose bytes wait: how many, and since when so many
         self._closing = False
@@ -96,8 +97,12 @@ class Vitals:
             return
         self._watch_window()
         due = min(self._next(now), conn.on_tick(now), self._watch_stalled(now))
+        self._arm_again(min(max(due - now, _SOONEST), _LONGEST))
+
+    def _arm_again(self, delay: float) -> None:
+        """Unless that has been done while others were called."""
         if not self._closing and self._handle is None:
-            self._arm(min(max(due - now, _SOONEST), _LONGEST))
+            self._arm(delay)
 
     def _overdue(self, now: float) -> str:
         """Why the connection must be dropped, or ''."""

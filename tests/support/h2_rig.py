@@ -43,7 +43,7 @@ def net_settings(**changes: Any) -> NetSettings:
 
 def replace_call(patch: pytest.MonkeyPatch, engine: Any, name: str, call: Callable[..., Any]) -> None:
     """Have a test's function stand in for one of an engine's calls, wherever that engine keeps it."""
-    if isinstance(inspect.getattr_static(engine, name), types.FunctionType):
+    if isinstance(inspect.getattr_static(engine, name), types.FunctionType | types.MethodDescriptorType):
         patch.setattr(type(engine), name, lambda _, *args, **kwargs: call(*args, **kwargs))
     else:
         patch.setattr(engine, name, call)

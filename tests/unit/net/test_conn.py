@@ -689,7 +689,7 @@ def test_a_closed_connection_whose_last_bytes_are_not_taken_is_aborted():
 def test_a_connection_whose_window_shrank_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch):
     rig = Served(keepalive_time=5.0)
     left = NetSettings().connection_window // 2 - 1
-    monkeypatch.setattr(H2ServerProtocol, "window_left", lambda self: left)
+    replace_call(monkeypatch, rig.conn.engine, "local_window", lambda: left)
     rig.loop.advance(6.0)
     rig.link.pump()
     assert rig.counters.reasons == {"window_lost": 1}

@@ -45,11 +45,11 @@ class Peer:
             self.port = self.server.sockets[0].getsockname()[1]
         return self
 
-    def make(self) -> H2ServerProtocol:
+    def make(self) -> asyncio.Protocol:
         conn = H2ServerProtocol(self.accept, self.settings, self.flusher, self.conns.remove)
         self.conns.append(conn)
         self.accepted += 1
-        return conn
+        return conn.protocol
 
     def accept(self, stream: ServerStream, headers: Headers, end: bool) -> Heard:
         heard = Heard(stream, headers, end)
@@ -457,9 +457,9 @@ async def test_back_off_grows_to_its_limit_with_jitter():
 async def test_a_connection_whose_window_shrank_is_replaced(peer: Peer, monkeypatch: pytest.MonkeyPatch):
     async with pool_to(peer.port, dataclasses.replace(FAST, keepalive_time=0.2)) as pool:
         await until(lambda: pool.connected, "connected")
-        conn = pool._ready[0]
-        real = H2ClientProtocol.window_left
-        monkeypatch.setattr(H2ClientProtocol, "window_left", lambda self: 1000 if self is conn else real(self))
+        engine = pool._ready[0].engine
+        real = type(engine).local_window
+        monkeypatch.setattr(type(engine), "local_window", lambda self: 1000 if self is engine else real(self))
         await until(lambda: peer.accepted == 2 and pool.connections == 1, "a new connection")
         assert pool.counters.reasons == {"window_lost": 1}
         assert await closed(ask(pool)) == (0, False)
