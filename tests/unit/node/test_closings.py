@@ -10,10 +10,11 @@ def test_each_owner_opens_what_it_closed():
     closings = Closings()
     closings.add("guard", "memory is short", True, 3.0)
     closings.add("drain", "the node is draining", False, 1.0)
-    assert closings and closings.sheds and closings.reason == "memory is short"
+    assert (bool(closings), closings.sheds, closings.reason) == (True, True, "memory is short")
     assert closings.withdraw("guard") and not closings.withdraw("guard")
-    assert closings and not closings.sheds and closings.reason == "the node is draining"
-    assert closings.withdraw("drain") and not closings and closings.reason == ""
+    assert (bool(closings), closings.sheds, closings.reason) == (True, False, "the node is draining")
+    assert closings.withdraw("drain")
+    assert (bool(closings), closings.reason) == (False, "")
 
 
 def test_a_node_that_goes_away_says_so_even_while_it_sheds():

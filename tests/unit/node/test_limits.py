@@ -13,7 +13,7 @@ from shared.config.schema import InferenceConfig
 
 def test_the_ramp_goes_from_a_quarter_to_all():
     ramp = Ramp(10.0, 100.0)
-    assert ramp.share(100.0) == 0.25 and not ramp.done
+    assert ramp.share(100.0) == 0.25
     assert ramp.share(105.0) == pytest.approx(0.625)
     assert ramp.share(110.0) == 1.0 and ramp.done
     assert ramp.share(100.0) == 1.0  # what has been given is not taken back
