@@ -20,7 +20,7 @@ from router_node.dispatch.prefix import EPOCH_BITS, MAX_BLOCKS, PrefixMap
 from router_node.dispatch.sessions import OWNER_MASK, TOKENS_SHIFT, SessionTable
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import Ask, Candidate, NodeState
-from router_node.dispatch.unseen import FROM_SECONDS, drawn, level_of
+from router_node.dispatch.unseen import AT_ONCE, FROM_SECONDS, drawn, level_of
 
 SESSION: Final = "session"
 PREFIX: Final = "prefix"
@@ -224,8 +224,10 @@ class Picker:
 
         They go to who looks idle, as ours would; so who looks idle is as dear as the level to which they will fill it.
         A node with affinity is taken if it costs no more than that. Else any that looks idle enough may be the one.
+        Of KV a node must have room for a few like this at once, or it is as dear as a full one.
         """
         found = keys[3]
+        alike = 1.0 + min(pool.unseen.others, AT_ONCE)
         best: Candidate | None = None
         least = math.inf
         affine = self.affine(pool, keys, prompt) if keys is not NO_KEYS else []
@@ -233,7 +235,7 @@ class Picker:
             node = candidate[0]
             need = node.need(total)
             if node.room >= need:
-                cost = score(node, need, prompt - candidate[1] * node.trust, now)
+                cost = score(node, int(need * alike), prompt - candidate[1] * node.trust, now)
                 if cost < least:
                     least = cost
                     best = candidate
@@ -242,7 +244,7 @@ class Picker:
             held = _held(pool, found, node, prompt) if found else 0
             need = node.need(total)
             if node.room >= need:
-                cost = score(node, need, prompt - held * node.trust, now)
+                cost = score(node, int(need * alike), prompt - held * node.trust, now)
                 others.append((cost, len(others), (node, held, HEADROOM, False)))
         if looked is not None:
             looked += affine
