@@ -18,6 +18,7 @@ WITHIN = 1.03
 FASTER = 1.5
 """And where prompts share prefixes its p99 must be so much below power of two."""
 FULLEST = 0.95
+"""With several routers no node's KV may be promised beyond this; a policy that lets it be is no match either."""
 MORE_REJECTS = 0.005
 """A policy that refuses this much more of the requests than ours is no match: it serves fewer."""
 
@@ -59,6 +60,10 @@ CASES: dict[str, Case] = {
         "azure", 0.6, Setting(routers=8, report_delay=0.1, shape=_SMALL), longest=8192,
         about="8 routers, reports 100 ms late, an eighth of the memory",
     ),
+    "brim": Case(
+        "azure", 0.6, Setting(routers=8, report_delay=0.1, shape=Shape(kv_tokens=16_384)), longest=2048,
+        about="8 routers, reports 100 ms late, a request takes 8 % of a node and half of all KV is in use",
+    ),
     "stale-shared": Case(
         "shared", 0.8, Setting(routers=8, report_delay=0.1, shape=_SMALL), shares=True,
         about="8 routers, reports 100 ms late, 64 system prompts",
@@ -81,7 +86,9 @@ def failures(case: Case, medians: Mapping[str, Figures]) -> list[str]:
         rivals = [
             (getattr(figures, what), name)
             for name, figures in medians.items()
-            if name != LAYA and figures.rejects <= ours.rejects + MORE_REJECTS * ours.requests
+            if name != LAYA
+            and figures.rejects <= ours.rejects + MORE_REJECTS * ours.requests
+            and (case.setting.routers == 1 or figures.kv_peak <= FULLEST)
         ]
         best, name = min(rivals, default=(math.inf, ""))
         if not got <= WITHIN * best:
