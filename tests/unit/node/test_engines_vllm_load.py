@@ -68,6 +68,7 @@ def test_whole_configuration(model: str) -> None:
     assert config.scheduler_config.max_num_seqs == 16
     assert config.scheduler_config.max_num_batched_tokens == 256
     assert config.scheduler_config.long_prefill_token_threshold == 128
+    assert config.num_lookahead_tokens == 0
     assert config.cache_config.kv_cache_memory_bytes == 64 << 20
     assert config.model_config.enforce_eager
     assert config.model_config.trust_remote_code is False

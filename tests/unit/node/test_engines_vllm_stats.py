@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from inference_node.engines.base import Finished
@@ -119,3 +120,20 @@ def test_sequences_that_end_by_themselves_are_told_of() -> None:
     stats.on_finished = told.append
     stats.record(scheduler(1), step)
     assert told == [Finished(7, 10, 3), Finished(7, 3, 3)]
+
+
+def test_what_vllm_says_of_an_end_is_understood() -> None:
+    metrics = pytest.importorskip("vllm.v1.metrics.stats")
+    engine = pytest.importorskip("vllm.v1.engine")
+    stats, told = StatsCollector(), []
+    stats.on_finished = told.append
+    step = metrics.IterationStats()
+    for reason in engine.FinishReason:
+        step.finished_requests.append(
+            metrics.FinishedRequestStats(
+                finish_reason=reason, num_prompt_tokens=7, num_generation_tokens=3, max_tokens_param=10
+            )
+        )
+    stats.record(scheduler(1), step)
+    by_itself = {engine.FinishReason.STOP, engine.FinishReason.LENGTH, engine.FinishReason.REPETITION}
+    assert told == [Finished(7, 10, 3)] * len(by_itself)
