@@ -186,8 +186,6 @@ class H2Connection(Metered):
         """Take no new streams, finish those that run, then close; ``reason`` is counted."""
         raise NotImplementedError
 
-    # Sending.
-
     def flush(self) -> None:
         """Give the transport what the engine has, and tell owners what has left."""
         due = self.touched or bool(self.waiting) or self.squeezed or bool(self.finishing)
