@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from loadtest.sim.cluster import Shape, SimNode
@@ -54,7 +53,7 @@ def run(trace: Trace, setting: Setting, policy: str, seed: int) -> Figures:
     """Simulate; the same arguments give the same figures. Raises GaveUp."""
     events = Events(1.0)  # the dispatcher takes an arrival at 0 for one that is not known
     began = time.monotonic()
-    world = _World(events, trace, setting, policy, seed)
+    world = World(events, trace, setting, policy, seed)
     finished = events.run(setting.max_wall)
     if not finished:
         record = world.record
@@ -65,7 +64,9 @@ def run(trace: Trace, setting: Setting, policy: str, seed: int) -> Figures:
     return world.record.figures(world.nodes, events.done, time.monotonic() - began)
 
 
-class _World:
+class World:
+    """All of one run: nodes, routers, what befalls them, and the record. ``events.run()`` sets it going."""
+
     def __init__(self, events: Events, trace: Trace, setting: Setting, policy: str, seed: int) -> None:
         self.events = events
         self.trace = trace
@@ -152,6 +153,3 @@ class _World:
         for router in self._list:
             router.link(node, True)
             node.watch(router.watcher)
-
-
-Progress = Callable[[str], None]

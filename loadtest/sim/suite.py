@@ -61,8 +61,8 @@ CASES: dict[str, Case] = {
         about="8 routers, reports 100 ms late, an eighth of the memory",
     ),
     "brim": Case(
-        "azure", 0.6, Setting(routers=8, report_delay=0.1, shape=Shape(kv_tokens=16_384)), longest=2048,
-        about="8 routers, reports 100 ms late, a request takes 8 % of a node and half of all KV is in use",
+        "azure", 0.6, Setting(routers=8, report_delay=0.1, shape=Shape(kv_tokens=20_480)), longest=2048,
+        about="8 routers, reports 100 ms late, a request takes 6 % of a node, KV is scarce",
     ),
     "stale-shared": Case(
         "shared", 0.8, Setting(routers=8, report_delay=0.1, shape=_SMALL), shares=True,
