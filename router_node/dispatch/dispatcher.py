@@ -184,6 +184,7 @@ class Dispatcher:
         """Make a node known, or bring what is known up to date. It serves once its link is up and it has reported."""
         now = self._clock()
         node = self._registry.add(node_id, address, spec, now)
+        self._refresh(node)
         self._waiting.offer(node, now)
         return node
 

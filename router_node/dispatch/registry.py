@@ -62,6 +62,8 @@ class Registry:
         if node is not None:
             node.address = address
             old, node.spec = node.spec, spec
+            if old.boot_id != spec.boot_id:
+                node.ready = False  # another process: what the old one said of itself is void
             if _describes_the_same(old, spec):
                 return node
             node.block = spec.kv_block_tokens

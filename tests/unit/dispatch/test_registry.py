@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router_node.dispatch import NodeSpec
+from router_node.dispatch import Dispatcher, DispatchSettings, NodeSpec, Report
 from router_node.dispatch.registry import REMEMBERED
 from shared.errors import Code, LayaError
 from tests.unit.dispatch.support import MODEL, Bed
@@ -121,3 +121,23 @@ def test_slots_are_used_again_and_removal_of_nobody_is_nothing() -> None:
         bed.dispatcher.remove_node(f"n{i}")
     assert bed.dispatcher.nodes() == [] and not bed.dispatcher.ready
     assert len(bed.dispatcher._registry.owners) == 0
+
+
+def fresh(boot: str) -> Report:
+    return Report(sequence=1, boot_id=boot, kv_capacity_tokens=1600, headroom_tokens=1600, ready=True, full=True)
+
+
+def test_a_node_that_started_anew_is_not_ready_by_what_the_old_process_said() -> None:
+    d = Dispatcher("w", DispatchSettings(), lambda: 0.0)
+    spec = NodeSpec("m", kv_capacity_tokens=1600, max_seq_len=1000, boot_id="b1")
+    d.add_node("n", "a:1", spec)
+    d.set_link("n", True)
+    d.on_watch_reset("n")
+    d.on_report("n", fresh("b1"))
+    node = d.node("n")
+    assert node is not None and node.state == "ready"
+    d.add_node("n", "a:1", NodeSpec("m", kv_capacity_tokens=1600, max_seq_len=1000, boot_id="b2"))
+    assert node.state == "starting"
+    d.on_watch_reset("n")
+    d.on_report("n", fresh("b2"))
+    assert node.state == "ready"
