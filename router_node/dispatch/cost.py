@@ -1,6 +1,6 @@
 """What a request would cost on a node: expected seconds to its first token.
 
-    cost = (pending + reserved + WORK_WEIGHT * uncached) / prefill_rate + barrier(k) + corrections
+    cost = (pending + reserved + WORK_WEIGHT * uncached) / prefill_rate + step + barrier(k) + corrections
 
 * ``pending``: prompt tokens not yet prefilled, as the node last reported them, less the share that its cache has saved
   it of late (``prefix_hit_rate``): a node learns what a prompt finds in its cache only when it starts it.
@@ -8,6 +8,8 @@
 * ``uncached``: tokens of this request's prompt that the node's prefix cache likely lacks. They count twice: who sends
   this request waits for them, and then those who come after it do.
 * ``prefill_rate``: tokens a second, as reported; where a node has none, the mean of its pool; else ``DEFAULT_RATE``.
+* ``step``: seconds of a decode step with the sequences that run now, for nobody begins in the middle of one: running
+  sequences over the decode rate as reported. It also spreads the decoding, and so shortens the time between tokens.
 * ``k``: share of the KV capacity in use once the request is in: (capacity - headroom + reserved + its own) / capacity.
 * ``barrier``: with x = k / (1 - k), ``BARRIER_LINEAR * x + BARRIER_CUBIC * x**3`` seconds. Smooth, and near
   ``0.03 k`` on an empty node, where it only breaks ties towards the emptier one; 0.03 s at half full, so that a cache
@@ -29,6 +31,8 @@ BARRIER_LINEAR: Final = 0.03
 """Seconds per unit of k / (1 - k)."""
 BARRIER_CUBIC: Final = 0.002
 """Seconds per unit of (k / (1 - k)) cubed."""
+LONGEST_STEP: Final = 0.25
+"""Seconds that a decode step counts for at most, whatever rate a node reports."""
 DEFAULT_RATE: Final = 2000.0
 """Prefill tokens a second taken for a node when nothing in its pool has reported any."""
 STALE_AFTER: Final = 1.5
@@ -55,7 +59,11 @@ def score(node: NodeState, need: int, uncached: float, now: float) -> float:
     k = (node.used + need) / node.capacity
     left = 1.0 - k
     x = k / (left if left > _LEAST_SHARE else _LEAST_SHARE)  # barrier(), without the call
-    cost = (node.backlog + WORK_WEIGHT * uncached) * node.inv_rate + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x)
+    cost = (
+        (node.backlog + WORK_WEIGHT * uncached) * node.inv_rate
+        + node.step
+        + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x)
+    )
     if node.plain_from <= now <= node.plain_until:
         return cost
     return corrected(node, cost, now)
@@ -88,7 +96,7 @@ def load_level(node: NodeState, quickest: float) -> int:
     k = node.used / node.capacity
     left = 1.0 - k
     x = k / (left if left > _LEAST_SHARE else _LEAST_SHARE)  # barrier(), without the call
-    wait = node.backlog * rate + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x) + _FLOOR
+    wait = node.backlog * rate + node.step + x * (BARRIER_LINEAR + BARRIER_CUBIC * x * x) + _FLOOR
     slower = rate - 1.1 * quickest
     if slower > 0.0:
         wait += slower * _NOMINAL_PROMPT

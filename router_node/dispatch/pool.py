@@ -202,6 +202,7 @@ class Pool:
             self.best_rate = max(node.prefill_rate, self.best_rate * (1.0 - 0.01 * weight))
             self.quickest = 1.0 / self.best_rate
         node.inv_rate = 1.0 / (node.prefill_rate or self.rate or cost.DEFAULT_RATE)
+        node.step = min(node.running / node.decode_rate, cost.LONGEST_STEP) if node.decode_rate > 0.0 else 0.0
         # A node cannot tell what it will find in its cache, so it reports whole prompts; of late it found so much.
         node.pending = int(node.queued * (1.0 - node.hit_rate))
         self.mean_wait += (node.pending * node.inv_rate - self.mean_wait) * weight

@@ -271,6 +271,7 @@ class NodeState:
         "sequence",
         "slot",
         "spec",
+        "step",
         "summed_counted",
         "summed_prompt",
         "summed_told",
@@ -346,6 +347,8 @@ class NodeState:
         """Seconds per prompt token."""
         self.used = 0
         """KV tokens in use: what it reported and what is reserved."""
+        self.step = 0.0
+        """Seconds of one of its decode steps with those that run there."""
         self.pending = 0
         """Of the prompt tokens it reported as queued, those that its cache likely lacks."""
         self.backlog = 0

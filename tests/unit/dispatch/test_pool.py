@@ -42,6 +42,26 @@ def test_room_is_headroom_less_reservations_where_the_node_is_open() -> None:
     assert node.room == 1000
 
 
+def test_running_sequences_cost_a_step_where_the_node_says_how_fast_it_decodes() -> None:
+    bed = Bed()
+    node = bed.node("a")
+    bed.report("a", running=20)
+    assert node.step == 0.0
+    idle = cost.score(node, 160, 100, bed.clock.now)
+    bed.report("a", running=20, decode_tokens_per_second=1000.0)
+    assert node.step == pytest.approx(0.02)
+    assert cost.score(node, 160, 100, bed.clock.now) == pytest.approx(idle + 0.02)
+    bed.report("a", running=20, decode_tokens_per_second=1e-9)
+    assert node.step == cost.LONGEST_STEP
+
+
+def test_what_a_cache_saved_of_late_is_not_waited_for() -> None:
+    bed = Bed()
+    node = bed.node("a")
+    bed.report("a", queued_prefill_tokens=4000, prefix_hit_rate=0.75)
+    assert (node.queued, node.pending, node.backlog) == (4000, 1000, 1000)
+
+
 def test_sequences_run_out_before_tokens_do() -> None:
     bed = Bed()
     node = bed.node("a", max_num_seqs=2)
