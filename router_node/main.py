@@ -59,6 +59,7 @@ async def serve(options: Options) -> int:
     from router_node.admin.view import LocalView
     from router_node.admin_side import AdminSide
     from router_node.client_side import ClientSide
+    from router_node.heap import settle_heap
     from router_node.node_side import NodeSide, configured_sources
     from router_node.signals import StopSignals
 
@@ -80,6 +81,7 @@ async def serve(options: Options) -> int:
         for part in (admin, bridge, nodes, clients):  # they end in the opposite order
             stack.push_async_callback(part.close)
             await part.start()
+        settle_heap()
         announce(options, clients.address, admin.address)
         await signals.stop.wait()
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)

@@ -31,6 +31,7 @@ from router_node.control import (
     View,
 )
 from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
+from router_node.heap import settle_heap
 from router_node.node_side import NodeSide
 from router_node.signals import StopSignals
 from shared import logging as logs
@@ -88,6 +89,7 @@ async def work(sock: socket.socket) -> int:
             await _reach_nodes(nodes)
             stack.push_async_callback(clients.close)
             await clients.start()
+            settle_heap()
             channel.send(Serving(clients.address))
             tasks.append(asyncio.create_task(_count(channel, clients, signals.stop), name="control-count"))
             await signals.stop.wait()

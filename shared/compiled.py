@@ -31,8 +31,8 @@ MODULES: Final = (
         "scan", "wire",
     )),
     *(f"shared/net/{name}.py" for name in (
-        "align", "backlog", "budget", "client", "conn", "counters", "engine", "flusher", "gather", "metered",
-        "ngh2_engine", "outflow", "server", "splice", "stream", "turns", "vitals",
+        "align", "backlog", "budget", "client", "conn", "counters", "engine", "flusher", "fork", "gather", "grpc_wire",
+        "metered", "ngh2_engine", "outflow", "server", "splice", "stream", "turns", "vitals",
     )),
 )  # fmt: skip
 """What is compiled, by paths below ``ROOT``."""

@@ -12,9 +12,9 @@ import stat
 from functools import partial
 
 from shared.net.ages import Ages
-from shared.net.api import Acceptor, Headers, HttpHandler, ServerSink, ServerStream
+from shared.net.api import Acceptor, HttpHandler
 from shared.net.flusher import Flusher
-from shared.net.grpc_wire import is_grpc
+from shared.net.fork import Fork
 from shared.net.http1 import Http1Protocol
 from shared.net.http1_response import HttpDate
 from shared.net.http2_exchange import Http2Front
@@ -56,7 +56,6 @@ class Listener:
         reuse_port: bool = False,
         gate: Gate | None = None,
     ) -> None:
-        self._acceptor = acceptor
         self._http_handler = http_handler
         self._settings = settings
         self._flusher = flusher
@@ -67,7 +66,8 @@ class Listener:
         self._date = HttpDate()
         self._uploads = Uploads(flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
         self._uploads.gate = gate
-        self._http2 = Http2Front(http_handler, settings, flusher, self._uploads, self._date)
+        http2 = Http2Front(http_handler, settings, flusher, self._uploads, self._date)
+        self._accept = Fork(acceptor, http2.accept).accept
         self._ages = Ages(
             flusher.loop, flusher.counters, settings.max_connection_age, settings.max_connection_age_grace
         )
@@ -157,11 +157,6 @@ class Listener:
         self._ages.discard(conn)
         if not self._served:
             self._emptied.set()
-
-    def _accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink | None:
-        if is_grpc(headers):
-            return self._acceptor(stream, headers, end)
-        return self._http2.accept(stream, headers, end)
 
     # Sockets.
 

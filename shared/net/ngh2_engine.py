@@ -9,7 +9,7 @@ What the engine does differently from what its callers might expect is handled h
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ngh2 import (
     Configuration,
@@ -38,6 +38,13 @@ from shared.net.monomorph import own_copies
 from shared.net.settings import FRAME_HEADER, NetSettings
 
 _ROUND_ROBIN = Priority(3, True)
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_DataReceived: Final = DataReceived
+_StreamClosed: Final = StreamClosed
+_RequestReceived: Final = RequestReceived
+_ResponseReceived: Final = ResponseReceived
+_TrailersReceived: Final = TrailersReceived
+_WindowUpdated: Final = WindowUpdated
 
 
 class Ngh2Engine:
@@ -91,17 +98,17 @@ class Ngh2Engine:
         for event in events:
             kind = type(event)
             try:
-                if kind is DataReceived:
+                if kind is _DataReceived:
                     to.on_data(event.stream_id, event.data, event.end_stream)
-                elif kind is StreamClosed:
+                elif kind is _StreamClosed:
                     to.on_stream_closed(event.stream_id, event.error_code, event.local_error is not None)
-                elif kind is RequestReceived:
+                elif kind is _RequestReceived:
                     to.on_request(event.stream_id, event.headers, event.end_stream)
-                elif kind is ResponseReceived:
+                elif kind is _ResponseReceived:
                     to.on_response(event.stream_id, event.headers, event.end_stream)
-                elif kind is TrailersReceived:
+                elif kind is _TrailersReceived:
                     to.on_trailers(event.stream_id, event.headers)
-                elif kind is WindowUpdated:
+                elif kind is _WindowUpdated:
                     to.on_window(event.stream_id)
                 else:
                     _dispatch_rare(event, to)
