@@ -29,7 +29,7 @@ HEADROOM: Final = "headroom"
 
 _WINDOW: Final = (1 << 64) - 1
 _RING_STEPS: Final = 8
-_BLIND_DRAWS: Final = 8
+_BLIND_DRAWS: Final = 5
 
 
 Keys = tuple[int, int, Sequence[int], Sequence[int], int]
@@ -239,24 +239,31 @@ class Picker:
                 if cost < least:
                     least = cost
                     best = candidate
-        others: list[tuple[float, int, Candidate]] = []
-        for node in pool.load.draw(_BLIND_DRAWS, self._random):
-            held = _held(pool, found, node, prompt) if found else 0
-            need = node.need(total)
+        nodes = pool.load.draw(_BLIND_DRAWS, self._random)
+        ordered: list[tuple[float, int]] = []
+        block = 0
+        for at, node in enumerate(nodes):
+            if node.block != block:
+                block = node.block
+                need = total + -total % block
+                more = int(need * alike)
             if node.room >= need:
-                cost = score(node, int(need * alike), prompt - held * node.trust, now)
-                others.append((cost, len(others), (node, held, HEADROOM, False)))
+                uncached = prompt - _held(pool, found, node, prompt) * node.trust if found else prompt
+                ordered.append((score(node, more, uncached, now), at))
         if looked is not None:
             looked += affine
-            looked += [other[2] for other in others]
-        if not others:
+            looked += [self._drawn(pool, found, node, prompt) for node in nodes]
+        if not ordered:
             return best
-        others.sort()
-        costs = [other[0] for other in others]
+        ordered.sort()
+        costs = [cost for cost, _ in ordered]
         level = level_of(costs, hidden)
         if least <= level:
             return best
-        return others[drawn(costs, level, self._random() * hidden)][2]
+        return self._drawn(pool, found, nodes[ordered[drawn(costs, level, self._random() * hidden)][1]], prompt)
+
+    def _drawn(self, pool: Pool, found: Sequence[int], node: NodeState, prompt: int) -> Candidate:
+        return (node, _held(pool, found, node, prompt) if found else 0, HEADROOM, False)
 
     def _choose_among(
         self,
