@@ -73,7 +73,7 @@ def test_nodes_are_drawn_by_how_far_they_are_below_the_level() -> None:
     assert counts[2] == 0
 
 
-@pytest.mark.parametrize(("routers", "least", "most"), [(1, 1, 3), (8, 6, 8)])
+@pytest.mark.parametrize(("routers", "least", "most"), [(1, 1, 2), (8, 4, 8)])
 def test_routers_that_do_not_talk_spread_over_the_idle_nodes(routers: int, least: int, most: int) -> None:
     bed = Bed(seed=5)
     for name in "abcdefgh":
