@@ -34,7 +34,7 @@ class Figures:
     itl_mean: float
     itl_p99: float
     goodput: float
-    """Requests a second that were served within the SLO."""
+    """Requests within the SLO for each second in which requests arrived."""
     good_share: float
     hit_rate: float
     kv_mean: float
@@ -76,6 +76,7 @@ class Record:
         self._cached = 0
         self._last_end = 0.0
         self._first_arrival = math.inf
+        self._last_arrival = 0.0
         self._kv_sum = 0.0
         self._kv_peak = 0.0
         self._kv_imbalance = 0.0
@@ -89,6 +90,7 @@ class Record:
         if job.number < self._warm_up:
             return
         self._first_arrival = min(self._first_arrival, job.arrived)
+        self._last_arrival = max(self._last_arrival, job.arrived)
         ttft = began - job.arrived
         itl = (ended - began) / (job.output - 1) if job.output > 1 else 0.0
         self._ttft.append(ttft)
@@ -128,7 +130,7 @@ class Record:
         ttft, itl = sorted(self._ttft), self._itl
         rejects = sum(self.reasons.values())
         looks = max(1, self._looks)
-        span = max(1e-9, self._last_end - min(self._first_arrival, self._last_end))
+        span = max(1e-9, self._last_arrival - min(self._first_arrival, self._last_arrival))
         counted = max(1, self.settled - self._warm_up)
         return Figures(
             requests=self.settled,

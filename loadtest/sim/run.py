@@ -41,7 +41,7 @@ class Setting:
     warm_up: float = 0.05
     """Share of the requests whose times are not counted."""
     slo: Slo = field(default_factory=Slo)
-    max_wall: float = 600.0
+    max_wall: float = 1800.0
     """The run is given up after so many seconds of real time."""
 
 
