@@ -26,7 +26,7 @@ class Backlog:
 
     def __init__(self, stream: H2ClientStream) -> None:
         self._stream = stream
-        self._chunks: deque[Piece | memoryview] = deque()
+        self._chunks: deque[Piece] = deque()
         self._size = 0
         self._ended = False
         self._trailers: CheckedHeaders | None = None
@@ -38,7 +38,7 @@ class Backlog:
         """Queue bytes behind those that are here."""
         stream = self._stream
         if data:
-            gather(self._chunks, data)  # type: ignore[arg-type]
+            gather(self._chunks, data)
             self._size += len(data)
             stream.queued += len(data)
         if end:

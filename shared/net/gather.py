@@ -12,7 +12,8 @@ from typing import Final
 SMALL: Final = 512  # bytes; smaller pieces are joined with what is before them
 _LARGE: Final = 64 << 10  # bytes to which nothing is joined any more
 
-Piece = bytes | bytearray
+# A view is a part of a large body that waits to be sent on: see ``backlog``.
+Piece = bytes | bytearray | memoryview
 
 
 def gather(pieces: MutableSequence[Piece], data: bytes) -> None:
