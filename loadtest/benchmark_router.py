@@ -6,8 +6,9 @@
 It starts canned nodes and a router on loopback, sends ``--requests`` calls with ``--threads`` in flight to the router
 and directly to a node, and prints mean, p50, p95 and p99 in milliseconds, the latency added over direct, calls a
 second, and the CPU a call costs the router (user and system time of its process). ``--peers`` adds nginx's
-``grpc_pass`` (where installed) and a pass-through written with ``grpc.aio``, in the same rounds. Client, router and
-nodes share the machine: compare within one run, not between runs.
+``grpc_pass`` (where installed) and a pass-through written with ``grpc.aio``, in the same rounds; ``--plain`` adds a
+router that leaves the compiled hot path aside. Client, router and nodes share the machine: compare within one run, not
+between runs.
 """
 
 from __future__ import annotations
@@ -58,11 +59,14 @@ class Target:
         }
 
 
-def start(rig: Rig, nodes: int, peers: bool) -> list[Target]:
+def start(rig: Rig, nodes: int, peers: bool, plain: bool) -> list[Target]:
     """The processes of one run."""
     addresses = rig.nodes(nodes)
     router, pid, _ = rig.router(addresses)
     targets = [Target("direct", addresses[0]), Target("laya", router, [pid])]
+    if plain:
+        router, pid, _ = rig.router(addresses, env={"LAYA_PLAIN": "1"})
+        targets.append(Target("plain", router, [pid]))
     if peers:
         nginx = rig.nginx(addresses)
         if nginx is None:
@@ -123,6 +127,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="add a router whose hot path is plain Python")
     parser.add_argument("--no-metadata", action="store_true", help="make the router scan each message")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -130,7 +135,7 @@ def main() -> None:
         parser.error("--requests, --threads (at most 4000), --nodes and --rounds must be 1 or more")
     try:
         with Rig() as rig:
-            targets = start(rig, args.nodes, args.peers)
+            targets = start(rig, args.nodes, args.peers, args.plain)
             uvloop.run(measure(targets, args.requests, args.threads, args.rounds, not args.no_metadata))
     except (RigError, TimeoutError) as e:
         sys.exit(f"benchmark_router: {e}")
