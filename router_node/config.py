@@ -83,7 +83,15 @@ def check(config: Config) -> list[str]:
             "router.nodes: a node beyond loopback is asked without a cluster token",
             "set the same server.cluster_token on routers and nodes",
         ),
+        *_forgetful(config),
     ]
+
+
+def _forgetful(config: Config) -> list[str]:
+    """What the two other modes promise elsewhere and this router does not do: said, rather than passed over."""
+    if config.router.mode == "memory":
+        return []
+    return [f"router.mode: {config.router.mode} keeps sessions in memory alone here; a restarted router forgets them"]
 
 
 def load_keys(config: Config) -> Sequence[KeyRecord] | None:

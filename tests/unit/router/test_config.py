@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from router_node.config import parse
+from router_node.config import check, parse
 from router_node.middleware.keys import KeyStore
-from shared.config import ConfigError
+from shared.config import ConfigError, load
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +105,9 @@ def test_an_unknown_flag_ends_with_two(capsys: pytest.CaptureFixture[str]) -> No
         parse(["--prot", "1"])
     assert caught.value.code == 2
     assert "--prot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("mode", "warned"), [("memory", False), ("hybrid", True), ("persistent", True)])
+def test_a_mode_that_keeps_no_sessions_is_warned_about(mode: str, warned: bool) -> None:
+    config = load(None, environ={}, overrides={"router.mode": mode})
+    assert any("router.mode" in warning for warning in check(config)) is warned
