@@ -33,13 +33,14 @@ BACKOFF, BACKOFF_GROWTH, BACKOFF_MOST = 0.05, 1.5, 1.0
 class State:
     """What a router knows of a request that is under way."""
 
-    __slots__ = ("began", "excluded", "node", "prefix", "reservation", "tries")
+    __slots__ = ("ask", "began", "excluded", "node", "prefix", "reservation", "tries")
 
     def __init__(self, prefix: tuple[int, ...]) -> None:
         self.prefix = prefix
         self.node: SimNode | None = None
         self.began = -1.0
         self.excluded: set[str] = set()
+        self.ask: Ask | None = None
         self.reservation: Reservation | None = None
         self.tries = 0
 
@@ -166,7 +167,17 @@ class LayaRouter(Router):
 
     def arrive(self, job: Job) -> None:
         job.state = state = State(self.prompts.hashes(job))
-        self._submit(job, state)
+        ask = Ask(
+            MODEL,
+            session=job.session,
+            prompt_bytes=self.prompts.bytes_of(job),
+            max_new_tokens=job.asked,
+            n=1,
+            prefix=state.prefix,
+            arrived=job.arrived,
+        )
+        state.ask = ask
+        self._submit(job, state, ask)
 
     def report(self, node: SimNode, report: WatchResponse) -> None:
         if self.dispatcher.on_report(node.id, report) in (Verdict.GAP, Verdict.WAITING_FULL):
@@ -187,8 +198,8 @@ class LayaRouter(Router):
             reservation.end()
 
     def again(self, job: Job, state: State, retry_after: float | None, refused: bool) -> None:
-        old = state.reservation
-        if old is None:
+        old, ask = state.reservation, state.ask
+        if old is None or ask is None:
             return
         if refused:
             self.dispatcher.on_refused(old, retry_after)
@@ -199,21 +210,12 @@ class LayaRouter(Router):
                 self._granted(job, state, new)
                 return
             if refused:
-                self._submit(job, state)
+                self._submit(job, state, ask)
                 return
         old.end()
         self.refuse(job, "NODES_REFUSED" if refused else "NODE_LOST")
 
-    def _submit(self, job: Job, state: State) -> None:
-        ask = Ask(
-            MODEL,
-            session=job.session,
-            prompt_bytes=self.prompts.bytes_of(job),
-            max_new_tokens=job.asked,
-            n=1,
-            prefix=state.prefix,
-            arrived=job.arrived,
-        )
+    def _submit(self, job: Job, state: State, ask: Ask) -> None:
         try:
             got = self.dispatcher.submit(
                 ask, lambda r: self._granted(job, state, r), lambda error: self.refuse(job, error.reason)

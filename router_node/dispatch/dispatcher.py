@@ -158,6 +158,8 @@ class Dispatcher:
         elif expected > 0:
             confirmed = min(1.0, cached_tokens / expected)
             node.trust = max(_LEAST_TRUST, node.trust + (confirmed - node.trust) * _TRUST_GAIN)
+            if reservation.reason != "session":
+                learned.rest(expected, prompt_tokens, cached_tokens)
 
     def expire(self, now: float) -> float | None:
         """Refuse who has waited too long. Returns when to call again, None while nothing is pending (see ``wake``)."""

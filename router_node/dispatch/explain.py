@@ -103,6 +103,9 @@ def _why_not(node: NodeState, total: int) -> str:
         return ""
     if len(node.uncounted) >= node.seats:
         return f"no sequence free of {node.spec.max_num_seqs}"
+    ahead = node.backlog * node.inv_rate
+    if node.pool is not None and ahead > node.pool.max_backlog:
+        return f"{ahead:.1f} s of prefill ahead of it, more than {node.pool.max_backlog:.1f} s"
     if node.free > 0 and node.room < 0:
         return "kept free for a large request that waits"
     return f"no room: {max(0, node.free)} tokens free of {node.need(total)} needed"

@@ -129,15 +129,14 @@ class Picker:
         if found:
             depth = len(found)
             deepest = found[-1]
-            tokens = pool.learned.block_tokens
-            cached = min(prompt, int(depth * tokens))
+            cached = pool.learned.held(depth, prompt)
             for node in self._holders(deepest, 2):
                 out.append((node, cached, PREFIX, False))
             if found[0] != deepest:
                 # Fewer blocks, but more nodes: those that hold the most may be busy.
                 while found[depth - 1] == deepest:
                     depth -= 1
-                cached = min(prompt, int(depth * tokens))
+                cached = pool.learned.held(depth, prompt)
                 for node in self._holders(found[depth - 1], 1):
                     out.append((node, cached, PREFIX, False))
         elif chain and session < 0:
@@ -376,5 +375,4 @@ def _held(pool: Pool, found: Sequence[int], node: NodeState, prompt: int) -> int
                 least = middle + 1
             else:
                 most = middle
-    held = int(most * pool.learned.block_tokens)
-    return held if held < prompt else prompt
+    return pool.learned.held(most, prompt)

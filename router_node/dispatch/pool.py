@@ -10,7 +10,7 @@ import xxhash
 
 from router_node.dispatch import cost
 from router_node.dispatch.buckets import ROOM_LEVELS, Buckets, room_level
-from router_node.dispatch.prefix import BLOCK_BYTES
+from router_node.dispatch.prefix import BLOCK_BYTES, MAX_BLOCKS
 from router_node.dispatch.queue import Ticket, WaitQueue
 from router_node.dispatch.ring import HashRing
 from router_node.dispatch.settings import DispatchSettings
@@ -25,7 +25,7 @@ _MAX_BYTES_PER_TOKEN: Final = 64.0
 class Learned:
     """What the true counts of a pool's requests have taught. Means weigh the last twenty or so most."""
 
-    __slots__ = ("block_tokens", "bytes_per_token", "prompt_tokens", "ring_share", "session_share")
+    __slots__ = ("block_tokens", "bytes_per_token", "prompt_tokens", "rest_share", "ring_share", "session_share")
 
     def __init__(self) -> None:
         self.bytes_per_token = 4.0
@@ -38,6 +38,22 @@ class Learned:
         """Share of the prompt found cached where the ring alone says that a session lives."""
         self.ring_share = 0.0
         """The same for a prefix that this router has no record of."""
+        self.rest_share = 0.5
+        """Share found cached of what follows the hashed blocks, in a prompt whose blocks are all known."""
+
+    def held(self, blocks: int, prompt: int) -> int:
+        """Tokens of a prompt that a node likely holds which was sent so many of its leading blocks."""
+        tokens = int(blocks * self.block_tokens)
+        if tokens >= prompt:
+            return prompt
+        return tokens + int(self.rest_share * (prompt - tokens)) if blocks >= MAX_BLOCKS else tokens
+
+    def rest(self, expected: int, prompt_tokens: int, cached_tokens: int) -> None:
+        """Of a prompt that was sent where its blocks were known, so many tokens were cached."""
+        hashed = int(MAX_BLOCKS * self.block_tokens)
+        if expected > 0.98 * hashed and prompt_tokens > hashed:  # all of its blocks were, or next to all
+            share = max(0, cached_tokens - hashed) / (prompt_tokens - hashed)
+            self.rest_share += (share - self.rest_share) * _RATIO_GAIN
 
     def ratio(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """A prompt of so many bytes had so many tokens."""

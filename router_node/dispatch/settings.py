@@ -42,8 +42,9 @@ class DispatchSettings:
     pace: float = 0.25
     """While requests wait, a node with more prefill than this ahead of it gets no further one: work that waits in the
     router can still be ordered, work that waits in a node cannot."""
-    max_backlog: float = math.inf
-    """A node with more prefill than this ahead of it counts as having no room, even when nothing waits."""
+    max_backlog: float = 2.0
+    """A node with more prefill than this ahead of it counts as having no room, even when nothing waits: it would give
+    back who waited so long there (``inference.max_queue_seconds``), and the wait would have been for nothing."""
 
     def __post_init__(self) -> None:
         if self.cache_size < 16:

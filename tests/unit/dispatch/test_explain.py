@@ -95,7 +95,7 @@ def test_every_term_is_shown() -> None:
 
 def test_those_left_out_say_why() -> None:
     bed = Bed(draws=1)
-    for name in ("dark", "draining", "full", "seats", "shut", "starting", "busy", "fine"):
+    for name in ("dark", "draining", "full", "seats", "shut", "starting", "busy", "crowded", "fine"):
         bed.node(name, max_num_seqs=2)
     bed.dispatcher.set_link("dark", False)
     bed.report("draining", draining=True)
@@ -103,7 +103,8 @@ def test_those_left_out_say_why() -> None:
     bed.report("seats", running=3)
     bed.report("shut", closed_reason="memory is short")
     bed.report("starting", ready=False)
-    bed.report("busy", queued_prefill_tokens=100_000)
+    bed.report("busy", queued_prefill_tokens=10_000)
+    bed.report("crowded", queued_prefill_tokens=100_000)
     told = explain(bed)
     assert told.node_id == "fine" and "fine is chosen" in told.summary
     reasons = {terms.node_id: terms.reason for terms in told.candidates}
@@ -116,6 +117,7 @@ def test_those_left_out_say_why() -> None:
         "shut": "closed: memory is short",
         "starting": "starting",
         "busy": "not drawn: others were as good or better",
+        "crowded": "12.5 s of prefill ahead of it, more than 2.0 s",
     }
     assert all(math.isinf(terms.cost_seconds) == (terms.node_id != "fine") for terms in told.candidates)
 

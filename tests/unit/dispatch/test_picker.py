@@ -250,7 +250,7 @@ def test_bytes_become_tokens_by_what_the_pool_has_learned() -> None:
 def test_large_request_finds_the_one_node_with_room_among_many() -> None:
     bed = Bed()
     bed.nodes(200, headroom=1600)
-    bed.report("n77", 9000, queued_prefill_tokens=80_000)  # the longest queue by far, but the only room
+    bed.report("n77", 9000, queued_prefill_tokens=15_000)  # the longest queue by far, but the only room
     got = bed.reserve(prompt_tokens=4000, max_new_tokens=4000)
     assert got.node.id == "n77"
     assert bed.reserve(prompt_tokens=100, max_new_tokens=100).node.id != "n77"

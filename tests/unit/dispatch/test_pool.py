@@ -6,6 +6,7 @@ import pytest
 
 from router_node.dispatch import cost
 from router_node.dispatch.pool import Learned
+from router_node.dispatch.prefix import MAX_BLOCKS
 from tests.unit.dispatch.support import CAPACITY, MODEL, Bed
 
 
@@ -60,6 +61,20 @@ def test_what_a_cache_saved_of_late_is_not_waited_for() -> None:
     node = bed.node("a")
     bed.report("a", queued_prefill_tokens=4000, prefix_hit_rate=0.75)
     assert (node.queued, node.pending, node.backlog) == (4000, 1000, 1000)
+
+
+def test_what_follows_the_hashed_blocks_is_held_by_the_share_that_was_found() -> None:
+    learned = Learned()
+    hashed = int(MAX_BLOCKS * learned.block_tokens)
+    assert learned.held(MAX_BLOCKS - 1, 100_000) == hashed - int(learned.block_tokens)
+    assert learned.held(MAX_BLOCKS, hashed - 1) == hashed - 1
+    assert learned.held(MAX_BLOCKS, hashed + 1000) == hashed + 500
+    for _ in range(200):
+        learned.rest(hashed, hashed + 1000, hashed + 900)
+    assert learned.held(MAX_BLOCKS, hashed + 1000) == pytest.approx(hashed + 900, abs=5)
+    for _ in range(200):
+        learned.rest(hashed // 2, hashed + 1000, 0)  # its blocks were not all known: it teaches nothing of the rest
+    assert learned.held(MAX_BLOCKS, hashed + 1000) > hashed + 800
 
 
 def test_sequences_run_out_before_tokens_do() -> None:
