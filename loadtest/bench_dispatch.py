@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import random
 import sys
 import time
@@ -59,7 +60,7 @@ class Bed:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.clock = Clock()
-        settings = DispatchSettings(cache_size=sessions)
+        settings = DispatchSettings(cache_size=sessions, max_backlog=math.inf)  # decisions are timed, not queues
         self.dispatcher = Dispatcher(worker, settings, clock or self.clock, rng=random.Random(seed))
         self.node_ids = [f"node-{i}" for i in range(nodes)]
         self._sequence = 0
