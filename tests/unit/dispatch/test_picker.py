@@ -54,7 +54,7 @@ def test_a_burst_with_one_shared_prompt_does_not_pile_up() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 900_000)), min_size=2, max_size=6), st.integers(0, 99))
+@given(st.lists(st.tuples(st.integers(0, 15_000), st.integers(0, 900_000)), min_size=2, max_size=6), st.integers(0, 99))
 def test_without_affinity_a_small_pool_gives_the_least_cost_of_all(loads: list[tuple[int, int]], seed: int) -> None:
     bed = large(len(loads), seed, draws=6)
     for i, (queued, held) in enumerate(loads):
