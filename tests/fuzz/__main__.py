@@ -7,6 +7,7 @@ is given. Exits with libFuzzer's code; an input that breaks a target is written 
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,13 @@ import atheris
 with atheris.instrument_imports(include=["shared", "router_node", "inference_node"], enable_loader_override=False):
     from tests.fuzz.seeds import write_seeds
     from tests.fuzz.targets import TARGETS
+
+MEMORY_MIB = 1024  # what the targets may take; they need about 70
+
+
+def memory_limit() -> int:
+    """libFuzzer's limit in MiB. It reads the peak, which Linux hands on from the process that started this one."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024 + MEMORY_MIB
 
 
 def main() -> None:
@@ -38,7 +46,7 @@ def main() -> None:
         folders = [str(args.corpus or seeds), *([str(seeds)] if args.corpus else [])]
         if args.corpus:
             args.corpus.mkdir(parents=True, exist_ok=True)
-        limits = [f"-max_total_time={args.seconds}", f"-seed={args.seed}", "-max_len=8192", "-rss_limit_mb=2048"]
+        limits = [f"-max_total_time={args.seconds}", f"-seed={args.seed}", "-max_len=8192", f"-rss_limit_mb={memory_limit()}"]
         atheris.Setup([sys.argv[0], *folders, *limits, "-timeout=20", "-print_final_stats=1"], one)
         atheris.Fuzz()
 
