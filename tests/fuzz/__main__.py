@@ -46,8 +46,8 @@ def main() -> None:
         folders = [str(args.corpus or seeds), *([str(seeds)] if args.corpus else [])]
         if args.corpus:
             args.corpus.mkdir(parents=True, exist_ok=True)
-        limits = [f"-max_total_time={args.seconds}", f"-seed={args.seed}", "-max_len=8192", f"-rss_limit_mb={memory_limit()}"]
-        atheris.Setup([sys.argv[0], *folders, *limits, "-timeout=20", "-print_final_stats=1"], one)
+        limits = [f"-max_total_time={args.seconds}", f"-rss_limit_mb={memory_limit()}", "-max_len=8192", "-timeout=20"]
+        atheris.Setup([sys.argv[0], *folders, *limits, f"-seed={args.seed}", "-print_final_stats=1"], one)
         atheris.Fuzz()
 
 
