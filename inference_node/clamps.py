@@ -14,12 +14,8 @@ from typing import Any
 import msgspec
 
 from shared.errors import invalid
+from shared.params import REAL, WHOLE
 
-# Parameters that a router may set, by the names of OpenAI bodies, which are ours too.
-WHOLE = frozenset(("max_tokens", "top_k", "n", "min_tokens", "priority", "logprobs"))
-REAL = frozenset(
-    ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
 MAX_BYTES = 8192
 
 

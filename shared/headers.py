@@ -27,6 +27,7 @@ CLUSTER_TOKEN: Final = b"laya-cluster-token"  # shared secret of router and node
 
 # Set by the router for the client, on response headers or trailers.
 NODE: Final = b"laya-node"  # node that answered
+ROUTE: Final = b"laya-route"  # rule that applied and the version of the table, as name@number
 ROUTER_TIME: Final = b"laya-router-us"  # router's own work before the first byte to the node, microseconds
 
 REQUEST_ID: Final = b"x-request-id"

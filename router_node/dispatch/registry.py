@@ -111,8 +111,15 @@ class Registry:
             del self._departed[node.id]
 
     def resolve(self, name: str) -> tuple[Pool, ...]:
-        """The pools of a model or alias, the one with most live nodes first; then by revision. Empty when unknown."""
+        """The pools of a model or alias, the one with most live nodes first; then by revision. Empty when unknown.
+
+        ``model@revision`` is the pool of just that revision.
+        """
         pools = self._names.get(name, ())
+        if not pools:
+            model, at, revision = name.rpartition("@")
+            pool = self._pools.get((model, revision)) if at else None
+            return () if pool is None else (pool,)
         if len(pools) > 1:
             return tuple(sorted(pools, key=_rank))
         return pools

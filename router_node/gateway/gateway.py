@@ -141,6 +141,9 @@ class Gateway:
             fields.priority = routing.priority(priority, "laya-priority")
             fields.named = True
         peek(body, fields, core.settings)
+        account.headers = headers
+        if core.table.reads_body:
+            account.message = body
         opening = route.opening
         if len(exchange.target) != len(route.label):
             opening = request_opening(b"POST", exchange.target, _CONTENT_TYPE)

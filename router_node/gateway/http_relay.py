@@ -127,7 +127,7 @@ class HttpRelay(ClientSink):
     def _wait_again(self) -> bool:
         """Wait for a node with room; False when that is not to be."""
         account = self._account
-        if account.attempts >= account.core.settings.max_attempts:
+        if account.attempts >= account.max_attempts:
             return False
         successor = self._successor()
         try:
@@ -274,13 +274,16 @@ class HttpRelay(ClientSink):
 
     def _head(self, head: ResponseHead) -> Headers:
         account = self._account
-        return [
+        out = [
             *head.headers,
             (names.REQUEST_ID, account.request_id),
             (names.NODE, account.node_id.encode()),
             (names.ROUTER_TIME, b"%d" % (account.routed * 1e6)),
             *self._extra,
         ]
+        if account.plan is not None:
+            out.append((names.ROUTE, account.plan.tag))
+        return out
 
     def _start(self, head: ResponseHead) -> None:
         self._state = _STREAMING

@@ -10,7 +10,7 @@ from shared.net.api import Headers, HttpExchange
 
 JSON: Final = (b"content-type", b"application/json")
 _WWW: Final = (b"www-authenticate", b'Bearer realm="laya"')
-_EXPOSED: Final = (b"access-control-expose-headers", b"x-request-id, retry-after, laya-node")
+_EXPOSED: Final = (b"access-control-expose-headers", b"x-request-id, retry-after, laya-node, laya-route")
 _VARY: Final = (b"vary", b"origin")
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 

@@ -18,6 +18,7 @@ from shared.net.uploads import crowded_error
 if TYPE_CHECKING:
     from router_node.middleware.keys import Caller
     from router_node.relay.core import RelayCore
+    from router_node.routes.plan import Plan
 
 CANCELLED_HTTP: Final = 499  # the client went away first
 _NO_ROOM: Final = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "OVERLOADED"))
@@ -41,9 +42,12 @@ class Account:
         "core",
         "excluded",
         "fields",
+        "headers",
         "kept",
+        "message",
         "method",
         "peer",
+        "plan",
         "protocol",
         "reason",
         "request_id",
@@ -66,6 +70,9 @@ class Account:
         self.request_id = b""
         self.caller: Caller | None = None
         self.fields: Fields | None = None
+        self.headers: dict[bytes, bytes] | None = None  # the client's, for the rules
+        self.message = b""  # what the rules may look into: the first message or the body, only where they want to
+        self.plan: Plan | None = None  # set where a rule applies
         self.code = self.attempts = self.bytes_in = self.bytes_out = 0
         self.kept = 0  # bytes of the request's body that are in the account of ``core.uploads``
         self.reason = ""
@@ -82,7 +89,14 @@ class Account:
     @property
     def model(self) -> str:
         """The model that was asked for, empty when the request did not get that far."""
+        if self.plan is not None:
+            return self.plan.asked
         return self.fields.model if self.fields is not None else ""
+
+    @property
+    def max_attempts(self) -> int:
+        """Nodes that may be tried for the request."""
+        return self.plan.max_attempts if self.plan is not None else self.core.settings.max_attempts
 
     @property
     def tenant(self) -> str:
@@ -106,14 +120,18 @@ class Account:
         """
         core = self.core
         self.fields = fields
-        if not fields.model:
-            fields.model = core.only_model()
         caller = self.caller
         if caller is not None:
             fields.tenant = caller.tenant
             if fields.priority < caller.best_priority:
                 fields.priority = caller.best_priority
-        outcome = core.dispatcher.submit(fields, on_grant, on_refuse)
+        live = core.table.live
+        if live is not None:
+            outcome = live.submit(self, fields, on_grant, on_refuse)
+        else:
+            if not fields.model:
+                fields.model = core.only_model()
+            outcome = core.dispatcher.submit(fields, on_grant, on_refuse)
         if isinstance(outcome, Ticket):
             self.ticket = outcome
             return None
@@ -136,12 +154,14 @@ class Account:
     def another(self) -> Reservation | None:
         """Another node for the same request, leaving out those tried; None when there is none or enough were tried."""
         old = self.reservation
-        if old is None or self.attempts >= self.core.settings.max_attempts:
+        if old is None or self.attempts >= self.max_attempts:
             return None
         if self.excluded is None:
             self.excluded = set()
         self.excluded.add(old.node.id)
         new = self.core.dispatcher.retry(old, self.excluded)
+        if new is None and self.plan is not None and self.fields is not None:
+            new = self.plan.another(self.core.dispatcher, self.fields, self.excluded)
         if new is not None:
             self.core.metrics.count("retry")
             self.granted(new)

@@ -116,6 +116,8 @@ class RelayCore:
         )
         out += self._tenant(caller.tenant) if caller is not None and caller.tenant else self._common
         out += forward
+        if account.plan is not None:
+            account.plan.mark(out)
         return out
 
     def _tenant(self, tenant: str) -> Headers:

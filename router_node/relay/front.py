@@ -53,6 +53,7 @@ class RelayFront:
                 check_path(fields.get(b":path", b""))
                 return self._other(stream, account, headers, fields, end)
             account.method = method.label
+            account.headers = fields
             account.caller = core.authorizer.authorize(fields.get(b"authorization"))
             ask = from_metadata(fields)
             if ask.max_new_tokens > self._most:

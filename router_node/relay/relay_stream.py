@@ -8,6 +8,7 @@ another one, as long as all of it is still in the splice's replay buffer.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from router_node.dispatch import Reservation
@@ -73,7 +74,7 @@ class RelayStream(Splice):
             if not core.deadlines.live:
                 core.deadlines.arm()
             core.deadlines.live[self] = when
-        if ask.complete:
+        if ask.complete and (end or not core.table.reads_body):
             self.request_ended = end
             self._submit(since)
             return
@@ -148,6 +149,8 @@ class RelayStream(Splice):
         core.metrics.count("scan")
         if message:
             self._method.read(message, ask, core.settings)
+            if core.table.reads_body:
+                self._account.message = message
         self._submit(since)
 
     def _read_enough(self) -> None:
@@ -175,8 +178,12 @@ class RelayStream(Splice):
         if deadline is None or core.loop.time() < deadline:
             what = f"The first message did not arrive within {core.settings.body_timeout:g} s: send it with the call."
         else:
-            timeout = core.parse_timeout(self._fields[b"grpc-timeout"])
-            what = f"The call's deadline of {timeout:g} s passed before it was complete."
+            given, plan = self._fields.get(b"grpc-timeout"), self._account.plan
+            timeout = core.parse_timeout(given) if given is not None else math.inf
+            if plan is not None and 0.0 < plan.timeout < timeout:
+                what = f"The {plan.timeout:g} s of route {plan.route.name!r} passed before the call was complete."
+            else:
+                what = f"The call's deadline of {timeout:g} s passed before it was complete."
         self.refuse(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what))
 
     def refuse(self, error: LayaError) -> None:
@@ -192,6 +199,8 @@ class RelayStream(Splice):
     def _submit(self, since: float) -> None:
         account = self._account
         reservation = account.submit(self._ask, self._on_grant, self.refuse)
+        if account.plan is not None and account.plan.timeout:
+            self._limit_time()
         if reservation is not None:
             self._go(reservation, since)
         else:
@@ -231,14 +240,26 @@ class RelayStream(Splice):
         if deadline is None:
             return forward
         left = format_timeout(deadline - self._account.core.loop.time())
-        return [pair if pair[0] != b"grpc-timeout" else (b"grpc-timeout", left) for pair in forward]
+        return [*(pair for pair in forward if pair[0] != b"grpc-timeout"), (b"grpc-timeout", left)]
+
+    def _limit_time(self) -> None:
+        """The rule's time for a call may be shorter than the client's; the node is told of it too."""
+        core, deadline = self._account.core, self._ask.deadline
+        if deadline is not None:
+            if not core.deadlines.live:
+                core.deadlines.arm()
+            core.deadlines.live[self] = deadline
+            self._forward = self._less_time(self._forward)
 
     # From a node.
 
     def filter_response(self, headers: Headers) -> Headers:
         """Drop what is not for the client, add who answered."""
         account = self._account
-        return response_for_client(headers, account.node_id, account.request_id, account.routed)
+        out = response_for_client(headers, account.node_id, account.request_id, account.routed)
+        if account.plan is not None:
+            out.append((names.ROUTE, account.plan.tag))
+        return out
 
     def filter_trailers(self, headers: Headers) -> Headers:
         """Drop what is not for the client. A status that is none would be a riddle for it."""
@@ -300,7 +321,7 @@ class RelayStream(Splice):
         since = self._account.core.clock()
         reservation = account.another()
         if reservation is None:
-            if account.attempts >= self._account.core.settings.max_attempts:
+            if account.attempts >= account.max_attempts:
                 return False
             try:
                 reservation = account.wait_again(self._on_grant, lambda _: self.refuse(error))

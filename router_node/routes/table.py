@@ -1,8 +1,6 @@
-"""What can be asked for: models, and the nodes behind each.
+"""What can be asked for: models and the nodes behind each, and the rules that stand before them.
 
-So far each model is its own route: its name and aliases lead to the pool of nodes that serve it. Rules (patterns,
-weights, fallbacks, rewrites) will be compiled into a matcher that stands before ``Dispatcher.resolve``; this table is
-where they will be listed, so that clients and operators already ask here and need not change then.
+A request that no rule applies to goes by its model: name and aliases lead to the pool of nodes that serve it.
 
 Clients poll these lists, so they are rendered once and kept until a node changes.
 """
@@ -11,12 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from router_node.dispatch import Dispatcher, NodeState
 from shared.pb.laya.v1 import admin_pb2, inference_pb2
+
+if TYPE_CHECKING:
+    from router_node.routes.live import LiveTable
 
 # A node in one of these states serves, or will again in a moment: its model can be asked for.
 _SERVING: Final = frozenset(("ready", "closed"))
@@ -44,11 +45,21 @@ class RouteTable:
     """Lists models and routes from the dispatcher's nodes; ``invalidate`` it when a node changes."""
 
     def __init__(self, dispatcher: Dispatcher, clock: Callable[[], float] = time.time) -> None:
+        self.live: LiveTable | None = None
+        """The rules that requests go by; None while there are none."""
+        self.reads_body = False
+        """Rules look into bodies, so a request must be read even if its metadata says everything."""
         self._dispatcher = dispatcher
         self._clock = clock
         self._created: dict[str, int] = {}
         self._grpc: bytes | None = None
         self._json: bytes | None = None
+
+    def swap(self, live: LiveTable | None) -> None:
+        """From now on requests go by these rules; None for no rules. One call, so that each sees one version."""
+        self.live = live
+        self.reads_body = live is not None and live.reads_body
+        self.invalidate()
 
     def invalidate(self) -> None:
         """Render the lists anew when they are asked for next."""

@@ -1,0 +1,127 @@
+"""Finds the rule for a request among thousands: by the model's name first, then by the rest.
+
+Every rule lies in a bucket for each model name, prefix or pattern that it lists, or in the one for any model. A name
+leads to a few buckets: one look-up for the name itself, one for each length that prefixes have, one pass of RE2 over
+all patterns together, and the one for any. Which these are is remembered for the names of late. The best of the
+buckets' first rules wins.
+
+A matcher is never changed. A new one takes over from the old whatever buckets the changed rules do not touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from router_node.routes.bucket import Bucket
+from router_node.routes.conditions import Conditions
+from router_node.routes.facts import Facts
+from router_node.routes.patterns import PatternSet
+
+REMEMBERED: Final = 4096  # names whose buckets are known without a look
+
+_Key = tuple[str, str]
+_ANY: Final[_Key] = ("any", "")
+_NO_RULES: Final = Bucket(())
+
+
+class Matcher:
+    """``rules`` by name are all there are; ``before`` may share what did not change."""
+
+    __slots__ = ("_any", "_buckets", "_exact", "_known", "_lengths", "_patterns", "content", "reads_body", "rules")
+
+    def __init__(self, rules: dict[str, Conditions], before: Matcher | None = None) -> None:
+        self.rules = rules
+        old = before.rules if before is not None else {}
+        gone = [rule for name, rule in old.items() if rules.get(name) is not rule]
+        come = [rule for name, rule in rules.items() if old.get(name) is not rule]
+        self._buckets = self._filled(before, gone, come)
+        self._exact = {value: bucket for (kind, value), bucket in self._buckets.items() if kind == "exact"}
+        self._lengths = sorted({len(value) for kind, value in self._buckets if kind == "prefix"})
+        self._any = self._buckets.get(_ANY, _NO_RULES)
+        patterns = sorted(value for kind, value in self._buckets if kind == "regex")
+        self._patterns: PatternSet = _shared(patterns, before._patterns if before is not None else None, whole=True)
+        wanted = sorted({pattern for rule in rules.values() for pattern in rule.content})
+        self.content: PatternSet = _shared(wanted, before.content if before is not None else None, whole=False)
+        self.reads_body = any(rule.needs_body for rule in rules.values())
+        """Some rule asks what the body of a request says."""
+        self._known: dict[str, tuple[Bucket, ...]] = {}
+
+    @staticmethod
+    def _filled(before: Matcher | None, gone: Iterable[Conditions], come: Iterable[Conditions]) -> dict[_Key, Bucket]:
+        buckets = dict(before._buckets) if before is not None else {}
+        touched: dict[_Key, dict[str, Conditions]] = {}
+
+        def at(key: _Key) -> dict[str, Conditions]:
+            found = touched.get(key)
+            if found is None:
+                bucket = buckets.get(key, _NO_RULES)
+                found = touched[key] = {rule.rule.name: rule for rule in bucket.rules}
+            return found
+
+        for rule in gone:
+            for key in rule.models:
+                at(key).pop(rule.rule.name, None)
+        for rule in come:
+            for key in rule.models:
+                at(key)[rule.rule.name] = rule
+        for key, members in touched.items():
+            if members:
+                buckets[key] = Bucket(members.values())
+            else:
+                buckets.pop(key, None)
+        return buckets
+
+    def match(self, facts: Facts) -> Conditions | None:
+        """The rule that a request falls under, None for none."""
+        buckets = self._known.get(facts.model)
+        if buckets is None:
+            buckets = self._remember(facts.model)
+        best: Conditions | None = None
+        for bucket in buckets:
+            found = bucket.first(facts, self.content)
+            if found is not None and (best is None or found.order < best.order):
+                best = found
+        return best
+
+    def of_model(self, name: str) -> tuple[Bucket, ...]:
+        """The buckets of a model's name."""
+        found = [self._exact[name]] if name in self._exact else []
+        for length in self._lengths:
+            if length > len(name):
+                break
+            bucket = self._buckets.get(("prefix", name[:length]))
+            if bucket is not None:
+                found.append(bucket)
+        for place in self._patterns.match(name):
+            found.append(self._buckets["regex", self._patterns.patterns[place]])
+        if self._any.rules:
+            found.append(self._any)
+        return tuple(found)
+
+    def near(self, rule: Conditions) -> Collection[Conditions]:
+        """Rules that share a way to be found with ``rule``: those for any model, and those for its names."""
+        found: dict[str, Conditions] = {}
+        for kind, value in rule.models:
+            buckets = self.of_model(value) if kind in ("exact", "prefix") else (self._any,)
+            own = self._buckets.get((kind, value))
+            for bucket in (*buckets, *((own,) if own is not None else ())):
+                found.update((other.rule.name, other) for other in bucket.rules)
+        return found.values()
+
+    def exact_names(self) -> Collection[str]:
+        """Model names that rules name in full."""
+        return self._exact.keys()
+
+    def _remember(self, name: str) -> tuple[Bucket, ...]:
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        found = self._known[name] = self.of_model(name)
+        return found
+
+
+def _shared(patterns: list[str], before: PatternSet | None, *, whole: bool) -> PatternSet:
+    """The set of these patterns: the old one where it is of the same."""
+    if before is not None and list(before.patterns) == patterns:
+        return before
+    return PatternSet(patterns, whole=whole)
