@@ -5,6 +5,7 @@ Gauges of the ledger and the engine are read when somebody scrapes; the request 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -97,6 +98,7 @@ class _Gauges(Collector):
         yield _gauge("ready", "1 when requests are served", state.ready)
         yield _gauge("draining", "1 while draining", state.draining)
         yield _gauge("watches", "Routers' report streams", self._reporter.watches)
+        yield _gauge("tasks", "Tasks in the event loop: those of running requests, and a few more", _tasks())
         for name in _NET:
             yield _counter(name, "Of the network layer", getattr(self._net, name))
         if serving is None:
@@ -138,6 +140,9 @@ def _admission(serving: Serving) -> Iterator[Metric]:
         for lane in admission.lanes:
             family.add_metric([lane.name], read(lane))
         yield family
+    ledger = admission.ledger
+    yield _gauge("kv_held_tokens", "KV held for admitted requests", ledger.capacity_tokens - ledger.headroom_tokens)
+    yield _gauge("holds", "Requests that hold KV", ledger.holds)
     yield _gauge("admission_open", "1 while new requests are taken", not admission.closed_reason)
     yield _gauge("ramp_ratio", "Share of the room given, 1 once the ramp is over", admission.ramp_share)
     overcommit = admission.sizes.overcommit
@@ -178,6 +183,13 @@ def _machine(keeper: Keeper) -> Iterator[Metric]:
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
     return CounterMetricFamily(f"laya_node_{name}", text, value=float(value))
+
+
+def _tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0  # rendered outside of the loop
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -125,4 +125,5 @@ class ClientSide:
         snapshot.key_file_errors = self._key_watch.errors if self._key_watch is not None else 0
         snapshot.loop_lag = self._lag.worst
         snapshot.cpu_seconds = time.process_time()
+        snapshot.tasks = len(asyncio.all_tasks())
         return snapshot

@@ -268,5 +268,5 @@ def _without_gauges(last: Snapshot | None) -> Snapshot:
     if last is None:
         return Snapshot()
     return msgspec.structs.replace(
-        last, in_flight=0, queue_depth=0, reservations=0, nodes=[], sources={}, ready=False, loop_lag=0.0
+        last, in_flight=0, queue_depth=0, reservations=0, nodes=[], sources={}, ready=False, loop_lag=0.0, tasks=0
     )

@@ -77,6 +77,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     ready: bool = False
     loop_lag: float = 0.0  # longest delay of the event loop lately, in seconds
     cpu_seconds: float = 0.0
+    tasks: int = 0  # of the event loop; few and as many as there are nodes, however many requests there are
 
 
 class RouterMetrics:
@@ -157,6 +158,7 @@ def total(snapshots: Iterable[Snapshot]) -> Snapshot:
             "keys_refused",
             "key_file_errors",
             "cpu_seconds",
+            "tasks",
         ):
             setattr(out, name, getattr(out, name) + getattr(one, name))
         for source, up in one.sources.items():

@@ -135,6 +135,7 @@ def _surroundings(snapshot: Snapshot) -> Iterator[Metric]:
         ("cpu_seconds", "CPU time of all workers.", snapshot.cpu_seconds),
     ):
         yield CounterMetricFamily(f"laya_router_{name}", text, value=value)
+    yield _gauge("tasks", "Tasks in the event loops of all workers.", snapshot.tasks)
     yield _gauge("loop_lag_seconds", "Longest delay of the event loop in the last half minute.", snapshot.loop_lag)
 
 

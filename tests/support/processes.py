@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from shared.cli.supervise import die_with_parent
+from tests.support import leaks
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 30.0
@@ -35,6 +36,8 @@ class Proc:
         self._read, write = os.pipe()
         self._buffer = b""
         self.events: list[dict[str, Any]] = []
+        self.leaks_looked_for = True  # by ``stop``; off where a test leaves requests running on purpose
+        self._baseline: leaks.Baseline | None = None
         try:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", *argv, "--ready-fd", str(write)],
@@ -67,6 +70,8 @@ class Proc:
                     raise AssertionError(f"{self.name} ended with {code} before {kind!r}\n{self.output()}")
                 *lines, self._buffer = (self._buffer + chunk).split(b"\n")
                 self.events += [json.loads(line) for line in lines if line]
+                if self._baseline is None and self.events and self.events[-1].get("event") == "ready":
+                    self._baseline = leaks.baseline(self.popen.pid, self.events[-1])
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -88,21 +93,28 @@ class Proc:
             self.popen.send_signal(number)
 
     def stop(self, timeout: float = 15.0) -> int:
-        """SIGTERM and wait; SIGKILL past the time-out. Returns the exit code."""
+        """SIGTERM and wait; SIGKILL past the time-out. Returns the exit code.
+
+        What its requests have left behind in it is an AssertionError, once it has ended.
+        """
+        left: list[str] = []
         try:
             if self.popen.poll() is None:
                 self.signal(signal.SIGCONT)
+                if self._baseline is not None and self.leaks_looked_for:
+                    left = leaks.left_behind(self._baseline)
                 self.signal(signal.SIGTERM)
                 try:
                     self.popen.wait(timeout)
                 except subprocess.TimeoutExpired:
                     os.killpg(self.popen.pid, signal.SIGKILL)
                     self.popen.wait(5)
-            return int(self.popen.returncode)
         finally:
             with contextlib.suppress(OSError):
                 os.close(self._read)
             self.log.close()
+        assert not left, f"{self.name} was left with: {'; '.join(left)}\n{self.output()}"
+        return int(self.popen.returncode)
 
     def kill(self) -> None:
         """SIGKILL at once."""
@@ -182,12 +194,20 @@ class Cluster:
     def close(self) -> list[int]:
         """Stop everything, router first; the exit codes."""
         procs = ([self.router] if hasattr(self, "router") else []) + self.nodes
-        return [p.stop() for p in procs]
+        codes: list[int] = []
+        with contextlib.ExitStack() as stack:  # one that fails its own look keeps none of the others alive
+            for proc in reversed(procs):
+                stack.callback(_stop_into, proc, codes)
+        return codes
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         codes = self.close()
         if kind is None:
             assert set(codes) <= {0, -signal.SIGKILL}, f"exit codes {codes}\n{self.router.output()}"
+
+
+def _stop_into(proc: Proc, codes: list[int]) -> None:
+    codes.append(proc.stop())
 
 
 def fetch(url: str, timeout: float = 10.0) -> str:
