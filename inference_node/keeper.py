@@ -39,7 +39,7 @@ def open_admission(
     log: logging.Logger,
 ) -> Admission:
     """Ledger and admission for an engine that is up. ``prefill_rate`` is the measured one, ``clock`` the loop's."""
-    ledger = Ledger(info.kv_blocks, info.kv_block_tokens, info.lookahead_tokens, info.max_seq_len)
+    ledger = Ledger(info.kv_blocks, info.kv_block_tokens, info.lookahead_tokens, info.max_seq_len, info.kv_groups)
     settings = AdmissionSettings.of(config, info)
     overcommit = None
     if config.overcommit:

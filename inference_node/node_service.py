@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from inference_node.drain import Drainer
+from inference_node.memory.sequence import BlockGroup
 from inference_node.report import Reporter
 from inference_node.state import NodeState
 from shared.errors import invalid
@@ -40,6 +41,8 @@ class NodeService:
             info = serving.info
             response.kv_capacity_tokens = info.kv_capacity_tokens
             response.kv_block_tokens = info.kv_block_tokens
+            response.kv_groups.extend(_group(group) for group in info.kv_groups)
+            response.tells_evictions = info.tells_evictions
             response.max_num_seqs = info.max_num_seqs
             response.model.revision = info.revision
             response.model.max_seq_len = info.max_seq_len
@@ -70,3 +73,9 @@ class NodeService:
             running=serving.admission.running if serving is not None else 0,
             waiting=serving.admission.waiting if serving is not None else 0,
         )
+
+
+def _group(group: BlockGroup) -> pb.KvGroup:
+    return pb.KvGroup(
+        copies=group.copies, block_tokens=group.block_tokens, most_blocks=group.most, extra_blocks=group.extra
+    )

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping,
 from dataclasses import dataclass, field
 from typing import Any
 
+from inference_node.memory.sequence import BlockGroup
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -47,13 +49,15 @@ class EngineInfo:
     revision: str
     max_seq_len: int
     quantization: str
-    kv_block_tokens: int
+    kv_block_tokens: int  # tokens of a KV block; with ``kv_groups``, what a block counts for in tokens
     kv_blocks: int  # blocks that requests can use: vLLM's null block is already taken off
     max_num_seqs: int
     max_prefill_tokens: int  # prompt tokens the scheduler takes per step
     lookahead_tokens: int = 0  # speculative tokens that a running sequence may need beside its own
     supports_embed: bool = False
     supports_chat: bool = True
+    kv_groups: tuple[BlockGroup, ...] = ()  # blocks that a sequence takes; empty: its tokens in whole blocks
+    tells_evictions: bool = False  # ``follow_cache`` will be heard of
 
     @property
     def kv_capacity_tokens(self) -> int:

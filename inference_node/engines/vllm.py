@@ -36,6 +36,7 @@ from inference_node.engines.base import (
 )
 from inference_node.engines.vllm_args import Arguments, Host
 from inference_node.engines.vllm_core import PRELOAD, PRELOAD_CPU, CoreProcess, CoreSetup, Launcher
+from inference_node.engines.vllm_kv import kv_pool
 from inference_node.engines.vllm_load import Loaded
 from inference_node.engines.vllm_openai import OpenAIApp, build, preload
 from inference_node.engines.vllm_stats import StatsCollector, exposition
@@ -156,9 +157,14 @@ class VllmEngine(Engine):
         model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
         self._tokens_input = tokens_input
         self._defaults = model.get_diff_sampling_param() if app.generates else {}
-        block = int(cache.block_size)
-        # Layers of several kinds share the blocks: then a block of tokens takes more than one of them.
-        tokens = int(cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block)
+        pool = kv_pool(
+            await self._llm.kv_groups(),
+            int(cache.num_gpu_blocks or 0),
+            int(cache.block_size),
+            int(cache.kv_cache_size_tokens or 0),
+            int(model.max_model_len),
+            int(config.max_in_flight_tokens),
+        )
         guessed = int(config.speculative_config.num_speculative_tokens or 0) if config.speculative_config else 0
         settings = getattr(model.hf_config, "quantization_config", None) or {}
         return EngineInfo(
@@ -167,8 +173,9 @@ class VllmEngine(Engine):
             revision=loaded.revision,
             max_seq_len=int(model.max_model_len),
             quantization=vllm_convert.quantization_label(model.quantization, settings),
-            kv_block_tokens=block,
-            kv_blocks=max(tokens // block - 1, 0),
+            kv_block_tokens=pool.block_tokens,
+            kv_blocks=pool.blocks,
+            kv_groups=pool.groups,
             max_num_seqs=int(scheduler.max_num_seqs),
             max_prefill_tokens=int(scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens),
             lookahead_tokens=vllm_args.lookahead_tokens(guessed, int(config.num_lookahead_tokens)),

@@ -29,6 +29,11 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
         self.collector.arrived()
         return await super().add_request(*args, **kwargs)
 
+    async def kv_groups(self) -> list[dict[str, Any]]:
+        """What the core says of its groups of layers: kind, block size and window of each."""
+        found: list[dict[str, Any]] = await self.engine_core.call_utility_async("get_kv_cache_group_metadata")
+        return found
+
     def run(self, prompt: Any, params: Any, request_id: str, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """vLLM's own ``generate``, for the typed service, which sees the first token itself."""
         outputs: AsyncGenerator[Any, None] = super().generate(prompt, params, request_id, **kwargs)

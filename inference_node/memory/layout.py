@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inference_node.memory.sequence import BlockGroup, windowed
 from inference_node.memory.shapes import KvLayer, Shape
 
 LONGEST = 1 << 26  # tokens; no model reads more in one sequence
@@ -28,13 +29,21 @@ class Group:
     state_blocks: int = 0  # blocks per sequence, whatever its length
 
     def blocks(self, tokens: int, in_flight: int) -> int:
-        """Blocks that one sequence of so many tokens can hold at most, in all copies."""
+        """Blocks that one sequence of so many tokens can hold at most, in all copies, as vLLM counts them."""
         if self.state_blocks:
             return self.copies * self.state_blocks
         if self.window:
             kept = min(self.window - 1 + in_flight, tokens)
             return self.copies * (-(-kept // self.block_tokens) + 1)
         return self.copies * -(-tokens // self.block_tokens)
+
+    def rule(self, in_flight: int) -> BlockGroup:
+        """The same for the ledger, to the block."""
+        if self.state_blocks:
+            return BlockGroup(self.copies, extra=self.state_blocks)
+        if self.window:
+            return windowed(self.copies, self.block_tokens, self.window, in_flight)
+        return BlockGroup(self.copies, self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,10 @@ class KvLayout:
     def sequence_blocks(self, tokens: int) -> int:
         """Blocks of the pool that one sequence of ``tokens`` takes at most."""
         return sum(group.blocks(tokens, self.in_flight) for group in self.groups)
+
+    def rules(self) -> tuple[BlockGroup, ...]:
+        """What the ledger holds for a sequence, group by group."""
+        return tuple(group.rule(self.in_flight) for group in self.groups)
 
     def sequence_bytes(self, tokens: int) -> int:
         """The same in bytes."""

@@ -6,7 +6,9 @@ never exceeds what the engine has, so a running request always finds its next bl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from inference_node.memory.sequence import BlockGroup, sequence_blocks
 
 
 class LedgerFull(Exception):
@@ -43,6 +45,7 @@ class Ledger:
     __slots__ = (
         "block_tokens",
         "capacity_blocks",
+        "groups",
         "held_blocks",
         "holds",
         "lookahead_tokens",
@@ -51,12 +54,18 @@ class Ledger:
     )
 
     def __init__(
-        self, capacity_blocks: int, block_tokens: int, lookahead_tokens: int = 0, sequence_tokens: int = 0
+        self,
+        capacity_blocks: int,
+        block_tokens: int,
+        lookahead_tokens: int = 0,
+        sequence_tokens: int = 0,
+        groups: Sequence[BlockGroup] = (),
     ) -> None:
         """``capacity_blocks`` leaves out what the engine keeps for itself (vLLM's null block).
 
         ``lookahead_tokens`` is what a running sequence may need beside its own tokens (speculative decoding);
-        ``sequence_tokens`` is where the engine stops to give one more, lookahead or not (0: nowhere).
+        ``sequence_tokens`` is where the engine stops to give one more, lookahead or not (0: nowhere). With ``groups`` a
+        sequence takes what they say, and ``block_tokens`` is only what a block counts for in tokens.
         """
         if capacity_blocks < 1 or block_tokens < 1 or lookahead_tokens < 0 or sequence_tokens < 0:
             raise ValueError("a ledger needs at least one block of at least one token")
@@ -64,6 +73,7 @@ class Ledger:
         self.block_tokens = block_tokens
         self.lookahead_tokens = lookahead_tokens
         self.sequence_tokens = sequence_tokens
+        self.groups = tuple(groups)
         self.held_blocks = 0
         self.holds = 0
         self.on_release: Callable[[], None] | None = None
@@ -74,6 +84,8 @@ class Ledger:
         if self.lookahead_tokens:
             ahead = tokens + self.lookahead_tokens
             tokens = max(tokens, min(ahead, self.sequence_tokens)) if self.sequence_tokens else ahead
+        if self.groups:
+            return n * sequence_blocks(self.groups, tokens)
         return n * -(-tokens // self.block_tokens)
 
     def fits(self, blocks: int) -> bool:

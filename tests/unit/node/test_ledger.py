@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from inference_node.memory import Hold, Ledger, LedgerFull
+from inference_node.memory.sequence import BlockGroup
 
 
 def test_a_hold_is_whole_blocks_for_prompt_growth_and_lookahead_of_each_sequence():
@@ -15,6 +16,14 @@ def test_a_hold_is_whole_blocks_for_prompt_growth_and_lookahead_of_each_sequence
     assert ledger.blocks_for(16, 13) == 2
     assert ledger.blocks_for(16, 14) == 3
     assert ledger.blocks_for(16, 14, n=4) == 12
+
+
+def test_with_groups_a_hold_is_what_each_group_of_layers_takes():
+    ledger = Ledger(100, 50, groups=(BlockGroup(5, 16, most=4), BlockGroup(1, 16), BlockGroup(1, extra=2)))
+    assert ledger.blocks_for(10, 6) == 5 + 1 + 2
+    assert ledger.blocks_for(1000, 24, n=2) == 2 * (5 * 4 + 64 + 2)
+    ledger.hold(ledger.blocks_for(10, 6))
+    assert (ledger.capacity_tokens, ledger.headroom_tokens) == (5000, 4600)
 
 
 def test_capacity_and_headroom_are_in_tokens():

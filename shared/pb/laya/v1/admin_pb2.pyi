@@ -98,7 +98,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., session: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("node_id", "cost_seconds", "queued_tokens", "reserved_tokens", "uncached_prompt_tokens", "prefill_rate", "kv_share", "barrier_seconds", "reason")
+    __slots__ = ("node_id", "cost_seconds", "queued_tokens", "reserved_tokens", "uncached_prompt_tokens", "prefill_rate", "kv_share", "barrier_seconds", "reason", "pending_tokens", "pending_seconds", "reserved_seconds", "prompt_seconds", "prompt_weight", "step_seconds", "unseen_seconds", "stale_seconds", "penalty_seconds")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     COST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,15 @@ class Candidate(_message.Message):
     KV_SHARE_FIELD_NUMBER: _ClassVar[int]
     BARRIER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PENALTY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     cost_seconds: float
     queued_tokens: int
@@ -117,7 +126,16 @@ class Candidate(_message.Message):
     kv_share: float
     barrier_seconds: float
     reason: str
-    def __init__(self, node_id: _Optional[str] = ..., cost_seconds: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., uncached_prompt_tokens: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., kv_share: _Optional[float] = ..., barrier_seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    pending_tokens: int
+    pending_seconds: float
+    reserved_seconds: float
+    prompt_seconds: float
+    prompt_weight: float
+    step_seconds: float
+    unseen_seconds: float
+    stale_seconds: float
+    penalty_seconds: float
+    def __init__(self, node_id: _Optional[str] = ..., cost_seconds: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., uncached_prompt_tokens: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., kv_share: _Optional[float] = ..., barrier_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., pending_tokens: _Optional[int] = ..., pending_seconds: _Optional[float] = ..., reserved_seconds: _Optional[float] = ..., prompt_seconds: _Optional[float] = ..., prompt_weight: _Optional[float] = ..., step_seconds: _Optional[float] = ..., unseen_seconds: _Optional[float] = ..., stale_seconds: _Optional[float] = ..., penalty_seconds: _Optional[float] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
     __slots__ = ("node_id", "candidates", "summary")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12laya/v1/node.proto\x12\x07laya.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x84\x02\n\x10\x44\x65scribeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12!\n\x05model\x18\x05 \x01(\x0b\x32\x12.laya.v1.ModelSpec\x12\x1a\n\x12kv_capacity_tokens\x18\x06 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x07 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\r\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\t \x01(\r\x12\r\n\x05ready\x18\n \x01(\x08\x12\x12\n\novercommit\x18\x0b \x01(\x08\"w\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x13\n\x0bmax_seq_len\x18\x04 \x01(\r\x12\x14\n\x0cquantization\x18\x05 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\"\"\n\x0cWatchRequest\x12\x12\n\nwatcher_id\x18\x01 \x01(\t\"\xe8\x02\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x1a\n\x12kv_capacity_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fheadroom_tokens\x18\x04 \x01(\x04\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x07 \x01(\x04\x12\x17\n\x0fprefix_hit_rate\x18\x08 \x01(\x02\x12!\n\x19prefill_tokens_per_second\x18\t \x01(\x02\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\n \x01(\x02\x12\x1a\n\x12\x63ounted_dispatches\x18\x0b \x03(\t\x12\x0c\n\x04\x66ull\x18\x0c \x01(\x08\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\r\n\x05ready\x18\x0e \x01(\x08\x12\x15\n\rclosed_reason\x18\x0f \x01(\t\"3\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"C\n\rDrainResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r2\xb9\x01\n\x04Node\x12?\n\x08\x44\x65scribe\x12\x18.laya.v1.DescribeRequest\x1a\x19.laya.v1.DescribeResponse\x12\x38\n\x05Watch\x12\x15.laya.v1.WatchRequest\x1a\x16.laya.v1.WatchResponse0\x01\x12\x36\n\x05\x44rain\x12\x15.laya.v1.DrainRequest\x1a\x16.laya.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12laya/v1/node.proto\x12\x07laya.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xc2\x02\n\x10\x44\x65scribeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12!\n\x05model\x18\x05 \x01(\x0b\x32\x12.laya.v1.ModelSpec\x12\x1a\n\x12kv_capacity_tokens\x18\x06 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x07 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\r\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\t \x01(\r\x12\r\n\x05ready\x18\n \x01(\x08\x12\x12\n\novercommit\x18\x0b \x01(\x08\x12#\n\tkv_groups\x18\x0c \x03(\x0b\x32\x10.laya.v1.KvGroup\x12\x17\n\x0ftells_evictions\x18\r \x01(\x08\"Z\n\x07KvGroup\x12\x0e\n\x06\x63opies\x18\x01 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x13\n\x0bmost_blocks\x18\x03 \x01(\r\x12\x14\n\x0c\x65xtra_blocks\x18\x04 \x01(\r\"w\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x13\n\x0bmax_seq_len\x18\x04 \x01(\r\x12\x14\n\x0cquantization\x18\x05 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\"\"\n\x0cWatchRequest\x12\x12\n\nwatcher_id\x18\x01 \x01(\t\"\xb6\x03\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x1a\n\x12kv_capacity_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fheadroom_tokens\x18\x04 \x01(\x04\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x07 \x01(\x04\x12\x17\n\x0fprefix_hit_rate\x18\x08 \x01(\x02\x12!\n\x19prefill_tokens_per_second\x18\t \x01(\x02\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\n \x01(\x02\x12\x1a\n\x12\x63ounted_dispatches\x18\x0b \x03(\t\x12\x0c\n\x04\x66ull\x18\x0c \x01(\x08\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\r\n\x05ready\x18\x0e \x01(\x08\x12\x15\n\rclosed_reason\x18\x0f \x01(\t\x12&\n\x06usages\x18\x10 \x03(\x0b\x32\x16.laya.v1.DispatchUsage\x12$\n\tevictions\x18\x11 \x03(\x0b\x32\x11.laya.v1.Eviction\"O\n\rDispatchUsage\x12\x10\n\x08\x64ispatch\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"1\n\x08\x45viction\x12\x10\n\x08\x64ispatch\x18\x01 \x01(\t\x12\x13\n\x0bkept_tokens\x18\x02 \x01(\r\"3\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"C\n\rDrainResponse\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r2\xb9\x01\n\x04Node\x12?\n\x08\x44\x65scribe\x12\x18.laya.v1.DescribeRequest\x1a\x19.laya.v1.DescribeResponse\x12\x38\n\x05Watch\x12\x15.laya.v1.WatchRequest\x1a\x16.laya.v1.WatchResponse0\x01\x12\x36\n\x05\x44rain\x12\x15.laya.v1.DrainRequest\x1a\x16.laya.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=31
   _globals['_DESCRIBEREQUEST']._serialized_end=48
   _globals['_DESCRIBERESPONSE']._serialized_start=51
-  _globals['_DESCRIBERESPONSE']._serialized_end=311
-  _globals['_MODELSPEC']._serialized_start=313
-  _globals['_MODELSPEC']._serialized_end=432
-  _globals['_WATCHREQUEST']._serialized_start=434
-  _globals['_WATCHREQUEST']._serialized_end=468
-  _globals['_WATCHRESPONSE']._serialized_start=471
-  _globals['_WATCHRESPONSE']._serialized_end=831
-  _globals['_DRAINREQUEST']._serialized_start=833
-  _globals['_DRAINREQUEST']._serialized_end=884
-  _globals['_DRAINRESPONSE']._serialized_start=886
-  _globals['_DRAINRESPONSE']._serialized_end=953
-  _globals['_NODE']._serialized_start=956
-  _globals['_NODE']._serialized_end=1141
+  _globals['_DESCRIBERESPONSE']._serialized_end=373
+  _globals['_KVGROUP']._serialized_start=375
+  _globals['_KVGROUP']._serialized_end=465
+  _globals['_MODELSPEC']._serialized_start=467
+  _globals['_MODELSPEC']._serialized_end=586
+  _globals['_WATCHREQUEST']._serialized_start=588
+  _globals['_WATCHREQUEST']._serialized_end=622
+  _globals['_WATCHRESPONSE']._serialized_start=625
+  _globals['_WATCHRESPONSE']._serialized_end=1063
+  _globals['_DISPATCHUSAGE']._serialized_start=1065
+  _globals['_DISPATCHUSAGE']._serialized_end=1144
+  _globals['_EVICTION']._serialized_start=1146
+  _globals['_EVICTION']._serialized_end=1195
+  _globals['_DRAINREQUEST']._serialized_start=1197
+  _globals['_DRAINREQUEST']._serialized_end=1248
+  _globals['_DRAINRESPONSE']._serialized_start=1250
+  _globals['_DRAINRESPONSE']._serialized_end=1317
+  _globals['_NODE']._serialized_start=1320
+  _globals['_NODE']._serialized_end=1505
 # @@protoc_insertion_point(module_scope)

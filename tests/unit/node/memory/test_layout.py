@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inference_node.memory.known import known
 from inference_node.memory.layout import KvLayout, LayoutRules, kv_layout
+from inference_node.memory.sequence import sequence_blocks
 from inference_node.memory.shapes import Shape, from_config
 from tests.unit.node.memory.models import llama, shapes
 
@@ -169,3 +170,13 @@ def test_fewer_bits_never_take_more(shape: Shape, given_: LayoutRules, tokens: i
 def test_pool_of_no_block_holds_nothing(size: int) -> None:
     found = layout()
     assert (found.capacity(size, 100), found.sequences(size, 100), found.longest(size, 1)) == (0, 0, 0)
+
+
+@given(shapes(), rules(), st.integers(1, 100_000))
+def test_the_ledger_holds_no_more_than_a_plan_counts_and_at_most_a_block_for_each_window_less(
+    shape: Shape, how: LayoutRules, tokens: int
+) -> None:
+    found = kv_layout(shape, how)
+    held = sequence_blocks(found.rules(), tokens)
+    windows = sum(group.copies for group in found.groups if group.window)
+    assert found.sequence_blocks(tokens) - windows <= held <= found.sequence_blocks(tokens)
