@@ -215,6 +215,8 @@ class Fleet:
                 ours.close()
                 raise
         worker.process = process
+        if self._over():
+            worker.signal(signal.SIGTERM)  # the drain began while the process was made, and could not tell it
         channel = await Channel.open(ours, ToSupervisor)
         try:
             worker.channel = channel
