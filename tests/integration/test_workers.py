@@ -185,6 +185,7 @@ async def test_nodes_of_the_store_reach_the_workers(world: RouterWorld, valkey: 
 
 async def test_a_hung_worker_is_replaced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fleet_module, "SILENCE", 2.5)
+    monkeypatch.setattr(fleet_module, "START_LIMIT", 12.0)  # one that listens may yet be hung before it has said so
     options = parse(["--port", "0", "--admin-port", "0", "--workers", "2"])
     before = set(children(os.getpid()))
     running = asyncio.create_task(supervise(options))
