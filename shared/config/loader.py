@@ -1,7 +1,8 @@
 """Reading the configuration: YAML file, then environment, then flags, then checks.
 
 ``LAYA_ROUTER__TIMEOUT_MS=50`` sets ``router.timeout_ms``; deeper keys go on with ``__``. Values from the environment
-are read as YAML, so numbers, booleans and lists keep their types. Bare keys at the top of a file (``max_seq_len``,
+are read as YAML, so numbers, booleans and lists keep their types. ``LAYA_SERVER__CLUSTER_TOKEN_FILE=/run/secrets/token``
+takes the text from a file, as orchestrators hand out secrets. Bare keys at the top of a file (``max_seq_len``,
 ``quantization``, …) belong to ``inference``. Every message names the offending key and where it came from.
 """
 
@@ -25,7 +26,9 @@ _PREFIX = "LAYA_"
 # Environment variables of that prefix which are not configuration.
 _NOT_CONFIG = frozenset(("LAYA_API_KEY", "LAYA_ADDRESS", "LAYA_CONFIG", "LAYA_ADMIN"))
 _MAX_FILE = 4 << 20
+_MAX_SECRET = 8192
 _PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*@")
+_NAMED_PASSWORD = re.compile(r"(password=)[^&\s]*")
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -66,7 +69,7 @@ def to_yaml(config: Config) -> str:
 
 def redact_url(url: str) -> str:
     """The URL without its password, for logs and people."""
-    return _PASSWORD.sub(r"\1***@", url)
+    return _NAMED_PASSWORD.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -123,7 +126,26 @@ def _from_environ(environ: Mapping[str, str]) -> Iterable[tuple[tuple[str, ...],
             raise ConfigError(
                 f"environment variable {name}: no such section; use LAYA_SERVER__, LAYA_ROUTER__ or LAYA_INFERENCE__"
             )
-        yield key, environ[name]
+        bare = (*key[:-1], key[-1].removesuffix("_file"))
+        if bare != key and not _is_text(key) and _is_text(bare):
+            if _env_name(bare) in environ:
+                raise ConfigError(f"environment variables {_env_name(bare)} and {name}: both are set; keep one")
+            yield bare, _secret(name, environ[name])
+        else:
+            yield key, environ[name]
+
+
+def _secret(name: str, path: str) -> str:
+    """The text in a file that an environment variable names, without the line's end."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_SECRET + 1).rstrip("\r\n")
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"environment variable {name}: {path[:200]} cannot be read ({why})") from None
+    if not text or len(text) > _MAX_SECRET or "\n" in text:
+        raise ConfigError(f"environment variable {name}: {path[:200]} must hold one line of text")
+    return text
 
 
 def _env_name(key: tuple[str, ...]) -> str:

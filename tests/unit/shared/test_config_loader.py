@@ -104,3 +104,37 @@ def test_redacted_urls_keep_everything_but_the_password() -> None:
 
 def test_written_out_configuration_reads_back(tmp_path: Path) -> None:
     assert load(write(tmp_path, to_yaml(Config())), environ={}) == Config()
+
+
+def test_a_secret_is_read_from_the_file_that_the_environment_names(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("0123456789\n")
+    config = load(None, environ={"LAYA_SERVER__CLUSTER_TOKEN_FILE": str(secret)})
+    assert config.server.cluster_token == "0123456789"
+
+
+def test_a_key_that_ends_with_file_is_still_that_key() -> None:
+    environ = {"LAYA_SERVER__KEYS_FILE": "/keys.json", "LAYA_SERVER__TLS__CA_FILE": "/ca.pem"}
+    server = load(None, environ=environ).server
+    assert (server.keys_file, server.tls.ca_file) == ("/keys.json", "/ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "why"),
+    [
+        (None, {}, "cannot be read (No such file or directory)"),
+        ("", {}, "must hold one line of text"),
+        ("one\ntwo\n", {}, "must hold one line of text"),
+        ("one", {"LAYA_SERVER__CLUSTER_TOKEN": "two"}, "both are set; keep one"),
+    ],
+)
+def test_a_secret_file_that_cannot_be_used_is_named(
+    tmp_path: Path, content: str | None, more: dict[str, str], why: str
+) -> None:
+    secret = tmp_path / "token"
+    if content is not None:
+        secret.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load(None, environ={"LAYA_SERVER__CLUSTER_TOKEN_FILE": str(secret), **more})
+    assert "LAYA_SERVER__CLUSTER_TOKEN_FILE" in str(caught.value)
+    assert why in str(caught.value)

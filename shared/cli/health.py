@@ -1,0 +1,105 @@
+"""``laya health``: ask a router or a node whether it lives and takes requests, by the gRPC health protocol.
+
+For whoever has no probe of its own for that: a container's HEALTHCHECK, an init script, a load balancer's hook.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shared.cli import state
+from shared.config import ConfigError
+
+if TYPE_CHECKING:
+    import grpc
+
+READY = "laya.v1.Inference"
+NOT_SERVING, UNREACHED = 1, 4
+
+
+@click.command("health")
+@click.argument("address", required=False)
+@click.option("--live", is_flag=True, help="Ask only whether the process lives, not whether it takes requests.")
+@click.option("--service", default=READY, show_default=True, help="Service to ask about.")
+@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--tls", is_flag=True, help="Speak TLS; implied by the files below.")
+@click.option("--ca", metavar="FILE", help="PEM certificates that sign the server's; default: the machine's own.")
+@click.option("--cert", metavar="FILE", help="PEM certificate to show, where the server asks for one.")
+@click.option("--cert-key", metavar="FILE", help="Its private key.")
+@click.option("--server-name", metavar="NAME", help="Name in the server's certificate, where it is not the address.")
+@click.option("--quiet", is_flag=True, help="Say nothing; the exit code tells.")
+def command(
+    address: str | None,
+    live: bool,
+    service: str,
+    timeout: float,
+    tls: bool,
+    ca: str | None,
+    cert: str | None,
+    cert_key: str | None,
+    server_name: str | None,
+    quiet: bool,
+) -> None:
+    """Ask the router or node at ADDRESS (host:port or unix:/path) whether it takes requests.
+
+    Exit codes: 0 it does, 1 it does not, 4 nothing answers.
+    """
+    where = state.address(address)
+    credentials = _credentials(ca, cert, cert_key) if tls or ca or cert else None
+    status, code = _ask(where, "" if live else service, timeout, credentials, server_name)
+    if not quiet:
+        click.echo(f"{where}: {status}", err=code != 0)
+    sys.exit(code)
+
+
+def _ask(
+    address: str, service: str, timeout: float, credentials: grpc.ChannelCredentials | None, server_name: str | None
+) -> tuple[str, int]:
+    """What it says, and the exit code."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    options = [("grpc.enable_http_proxy", 0)]
+    if server_name:
+        options.append(("grpc.ssl_target_name_override", server_name))  # type: ignore[arg-type]
+    channel = (
+        grpc.secure_channel(address, credentials, options)
+        if credentials is not None
+        else grpc.insecure_channel(address, options)
+    )
+    with channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
+        except grpc.RpcError as e:
+            code = e.code()
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return f"nothing answers within {timeout:g} s ({_short(e.details())})", UNREACHED
+            return f"{code.name}: {_short(e.details())}", NOT_SERVING
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return status, 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else NOT_SERVING
+
+
+def _credentials(ca: str | None, cert: str | None, key: str | None) -> grpc.ChannelCredentials:
+    import grpc
+
+    if bool(cert) != bool(key):
+        raise ConfigError("--cert and --cert-key go together; give both or neither")
+    return grpc.ssl_channel_credentials(*(_read(name) for name in (ca, key, cert)))
+
+
+def _read(name: str | None) -> bytes | None:
+    if name is None:
+        return None
+    try:
+        return Path(name).read_bytes()
+    except OSError as e:
+        raise ConfigError(f"{name}: cannot be read ({e.strerror})") from None
+
+
+def _short(text: str | None) -> str:
+    return (text or "no details").splitlines()[0][:200]
