@@ -8,16 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from router_node.discovery.address import AddressError, is_loopback, split_address
 from router_node.discovery.registration import valid_cluster
 from router_node.middleware.keys import KeyFileError, KeyRecord, KeyStore
 from shared.config import Config, ConfigError
 from shared.config.loader import load, redact_url
+from shared.store import check_url
 from shared.version import __version__
-
-_SCHEMES = ("redis", "rediss", "unix")
 
 
 class Options(NamedTuple):
@@ -115,15 +113,10 @@ def _exposed(config: Config, is_open: bool, what: str, fix: str) -> list[str]:
 def _check_redis(url: str) -> None:
     if not url:
         return
-    try:
-        parts = urlsplit(url)
-        ok = parts.scheme in _SCHEMES and bool(parts.path if parts.scheme == "unix" else parts.hostname)
-        _ = parts.port
-    except ValueError:
-        ok = False
-    if not ok:
+    if not check_url(url):
         raise ConfigError(
-            f"server.redis: must be redis://HOST:PORT/DB, rediss://… or unix:///PATH, not {redact_url(url)[:120]!r}"
+            "server.redis: must be redis://HOST:PORT/DB, rediss://…, unix:///PATH or"
+            f" redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, not {redact_url(url)[:120]!r}"
         )
 
 
