@@ -1,8 +1,8 @@
 """Reading the configuration: YAML file, then environment, then flags, then checks.
 
 ``LAYA_ROUTER__TIMEOUT_MS=50`` sets ``router.timeout_ms``; deeper keys go on with ``__``. Values from the environment
-are read as YAML, so numbers, booleans and lists keep their types. ``LAYA_SERVER__CLUSTER_TOKEN_FILE=/run/secrets/token``
-takes the text from a file, as orchestrators hand out secrets. Bare keys at the top of a file (``max_seq_len``,
+are read as YAML, so numbers, booleans and lists keep their types. ``LAYA_SERVER__CLUSTER_TOKEN_FILE=/run/token`` takes
+the text from a file, as orchestrators hand out secrets. Bare keys at the top of a file (``max_seq_len``,
 ``quantization``, …) belong to ``inference``. Every message names the offending key and where it came from.
 """
 

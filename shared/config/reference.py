@@ -23,7 +23,8 @@ Bare keys at the top of a file (`max_seq_len: 4096`) belong to `inference`. Unkn
 nearest known one. `laya config check FILE` says what is wrong, `laya config show FILE` prints every setting in force,
 secrets left out. Times are seconds and sizes are bytes unless the name says otherwise. A small machine needs no file.
 
-A text key may come from a file, as orchestrators hand out secrets: `LAYA_SERVER__CLUSTER_TOKEN_FILE=/run/secrets/token`.
+A text key may come from a file, the way orchestrators hand out secrets:
+`LAYA_SERVER__CLUSTER_TOKEN_FILE=/run/secrets/token`.
 
 ```yaml
 server: {host: 127.0.0.1, port: 8000, redis: "redis://127.0.0.1:6379/0"}
