@@ -17,12 +17,13 @@ from typing import Final
 
 from router_node.discovery.base import Candidate, Snapshot, Source
 from router_node.discovery.link import Link, LinkOwner, PoolMaker
-from router_node.dispatch import Dispatcher, NodeSpec, Verdict
+from router_node.dispatch import Dispatcher, KvGroup, NodeSpec, Verdict
 from shared.logging import event, get
 from shared.pb.laya.v1 import node_pb2
 
 log = get("discovery")
 
+MAX_GROUPS: Final = 64  # kinds of layers of one model
 LINGER: Final = 5.0  # seconds that a node which no source names and which cannot be reached is kept
 _SWEEP_EVERY: Final = 0.5
 
@@ -278,4 +279,9 @@ def _spec(what: node_pb2.DescribeResponse) -> NodeSpec:
         boot_id=what.boot_id,
         quantization=model.quantization,
         engine=model.engine,
+        kv_groups=[
+            KvGroup(group.copies, group.block_tokens, group.most_blocks, group.extra_blocks)
+            for group in what.kv_groups[:MAX_GROUPS]
+        ],
+        tells_evictions=what.tells_evictions,
     )

@@ -15,7 +15,7 @@
   ``0.03 k`` on an empty node, where it only breaks ties towards the emptier one; 0.03 s at half full, so that a cache
   is not left for an emptier node; 1.7 s at 90 %; 14 s at 95 %; without bound as k -> 1. The cubic part is what keeps
   several routers with old reports off a nearly full node: there, no saving in prefill is worth it.
-* corrections: see ``corrected``; zero for a node with a fresh report and no recent refusal.
+* corrections: see ``staleness`` and ``penalty``; zero for a node with a fresh report and no recent refusal.
 """
 
 from __future__ import annotations
@@ -70,20 +70,30 @@ def score(node: NodeState, need: int, uncached: float, now: float) -> float:
 
 
 def corrected(node: NodeState, cost: float, now: float) -> float:
-    """``cost`` with the terms that pass with time, in seconds.
+    """``cost`` with the terms that pass with time, in seconds."""
+    cost += staleness(node, now) + penalty(node, now)
+    return cost if cost > 0.0 else 0.0
+
+
+def staleness(node: NodeState, now: float) -> float:
+    """Seconds to add for an old report, or to take away.
 
     A report older than ``STALE_AFTER`` counts for less and less: the queue it told of is blended towards the pool's
     mean, so that a silent idle node attracts nothing special and a silent busy one is not shunned for ever; a small
-    surcharge prefers those that speak. A pool that is silent as a whole keeps serving. A refusal's penalty falls off
-    linearly.
+    surcharge prefers those that speak. A pool that is silent as a whole keeps serving.
     """
     age = now - node.reported_at
-    if age > STALE_AFTER and node.pool is not None:
-        doubt = 1.0 - STALE_AFTER / age
-        cost += doubt * (node.pool.mean_wait - node.pending * node.inv_rate + STALE_SURCHARGE)
-    if now < node.penalty_until:
-        cost += node.penalty * min(1.0, (node.penalty_until - now) / node.penalty_span)
-    return cost if cost > 0.0 else 0.0
+    if age <= STALE_AFTER or node.pool is None:
+        return 0.0
+    doubt = 1.0 - STALE_AFTER / age
+    return doubt * (node.pool.mean_wait - node.pending * node.inv_rate + STALE_SURCHARGE)
+
+
+def penalty(node: NodeState, now: float) -> float:
+    """Seconds to add for a refusal of late; falls off linearly."""
+    if now >= node.penalty_until:
+        return 0.0
+    return node.penalty * min(1.0, (node.penalty_until - now) / node.penalty_span)
 
 
 def load_level(node: NodeState, quickest: float) -> int:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container
-from typing import Final
 
-from router_node.dispatch import errors, explain, refusals, reports
+from router_node.dispatch import errors, explain, learning, refusals, reports
 from router_node.dispatch.picker import NO_KEYS, Keys, Picker
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.queue import Ticket
 from router_node.dispatch.registry import ModelInfo, Registry
 from router_node.dispatch.reservations import Reservation
+from router_node.dispatch.sent import Sent
 from router_node.dispatch.settings import DispatchSettings
-from router_node.dispatch.types import Ask, Candidate, NodeSpec, NodeState, ReportLike, Verdict
+from router_node.dispatch.told import ReportLike, Verdict
+from router_node.dispatch.types import Ask, Candidate, NodeSpec, NodeState
 from router_node.dispatch.waiting import LOOK_AHEAD, WaitingRoom
 from shared.errors import LayaError
-
-_TRUST_GAIN: Final = 0.1
-_LEAST_TRUST: Final = 0.05
 
 
 class Dispatcher:
@@ -48,6 +46,7 @@ class Dispatcher:
         self._number = 0
         self._registry = Registry(settings)
         self._picker = Picker(settings, rng or random.Random(), self._registry.slots, self._registry.owners)
+        self._sent = Sent()
         self.resolve: Callable[[str], tuple[Pool, ...]] = self._registry.resolve
         """The pools behind a model or alias, the one to use first; empty when the name is unknown."""
         self._waiting = WaitingRoom(settings, self._grant_ticket, self._required, self._find, wake)
@@ -77,7 +76,7 @@ class Dispatcher:
         if prompt <= 0 or ask.prompt_bytes:
             prompt = _prompt_tokens(pool, ask)
         total = prompt + (ask.max_new_tokens or pool.default_max_tokens)
-        if total > pool.safe_total:
+        if total > pool.safe_total or ask.n > 1:
             total = self._total(pool, ask, prompt)
         waiting = pool.queue.count
         if not waiting or self._may_look(pool, ask):
@@ -135,31 +134,13 @@ class Dispatcher:
             node.pool.refresh(node, now)
         if reservation is not None:
             reservation.ask.refusals += 1
+            self._sent.forget(reservation)
             self._forget(reservation)
             reservation.end()
 
     def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> None:
-        """The node's true counts for a request: what was expected is corrected by them. Once per request."""
-        if prompt_tokens <= 0 or not 0 <= cached_tokens <= prompt_tokens:
-            return
-        node = reservation.node
-        node.refusals = 0
-        pool = node.pool
-        if pool is None:
-            return
-        ask = reservation.ask
-        learned = pool.learned
-        learned.length(prompt_tokens)
-        if ask.prompt_bytes > 0:
-            learned.ratio(ask.prompt_bytes, prompt_tokens)
-        expected = reservation.expected_cached
-        if reservation.guessed:
-            learned.guess(reservation.reason, cached_tokens / prompt_tokens)
-        elif expected > 0:
-            confirmed = min(1.0, cached_tokens / expected)
-            node.trust = max(_LEAST_TRUST, node.trust + (confirmed - node.trust) * _TRUST_GAIN)
-            if reservation.reason != "session":
-                learned.rest(expected, prompt_tokens, cached_tokens)
+        """The node's true counts for a request, where they do not come in its reports. Once per request."""
+        learning.observe(reservation, prompt_tokens, cached_tokens)
 
     def expire(self, now: float) -> float | None:
         """Refuse who has waited too long. Returns when to call again, None while nothing is pending (see ``wake``)."""
@@ -215,6 +196,11 @@ class Dispatcher:
         if node is None:
             return Verdict.UNKNOWN
         capacity = node.capacity
+        usages, evictions = report.usages, report.evictions
+        if usages:
+            self._sent.used(node, usages)
+        if evictions:
+            self._sent.evicted(node, evictions, self._picker.prefixes)
         verdict, reborn = reports.apply(node, report, self._clock())
         if verdict is Verdict.WAITING_FULL:
             return verdict
@@ -269,8 +255,10 @@ class Dispatcher:
         """KV tokens to hold, at most what the largest node has. Raises LayaError when no node can ever hold them."""
         if not pool.safe_total:
             pool.survey()
-        total = prompt + (ask.max_new_tokens or pool.default_max_tokens)
-        return total if total <= pool.safe_total else errors.checked_total(pool, ask, prompt, total)
+        new = ask.max_new_tokens or pool.default_max_tokens
+        if prompt + new <= pool.safe_total and ask.n <= 1:
+            return prompt + new
+        return errors.checked_total(pool, ask, prompt, new)
 
     def _grant(self, pool: Pool, ask: Ask, keys: Keys, prompt: int, total: int, chosen: Candidate) -> Reservation:
         node = chosen[0]
@@ -280,7 +268,9 @@ class Dispatcher:
             self._prefix + b"%x" % number, ask, chosen, total + -total % node.block, prompt - cached, self._ended
         )
         pool.settle(node, shrunk=True)
+        self._sent.granted(reservation)
         if keys is not NO_KEYS:
+            reservation.chain = keys[2]
             reservation.known_blocks = self._picker.record(keys, node, prompt)
         return reservation
 
@@ -358,10 +348,8 @@ class Dispatcher:
 
     def _forget(self, reservation: Reservation) -> None:
         """The node did not take the request, so it holds nothing of its prompt beyond what it held before."""
-        pool = reservation.node.pool
-        if pool is not None and reservation.ask.prefix:
-            keys = self._picker.keys(pool, reservation.ask)
-            self._picker.prefixes.forget(keys[2], reservation.node.slot, reservation.known_blocks)
+        if reservation.chain and reservation.node.pool is not None:
+            self._picker.prefixes.forget(reservation.chain, reservation.node.slot, reservation.known_blocks)
 
 
 def _prompt_tokens(pool: Pool, ask: Ask) -> int:

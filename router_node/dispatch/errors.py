@@ -68,27 +68,27 @@ def waited_too_long(ticket: Ticket, now: float) -> LayaError:
     )
 
 
-def checked_total(pool: Pool, ask: Ask, prompt: int, total: int) -> int:
-    """``total`` KV tokens, at most what the largest node has; raises LayaError where no node can ever serve them.
+def checked_total(pool: Pool, ask: Ask, prompt: int, new: int) -> int:
+    """KV tokens to hold, at most what the largest node has; raises LayaError where no node can ever serve them.
 
     An estimate of the prompt may be twice the truth, and only the truth may refuse: the node knows it. The context
     length is checked only when the number of sequences is known, because the new tokens are theirs together.
     """
     least = prompt if ask.exact else (prompt + 1) // 2
-    new = total - prompt
-    if pool.largest and least + new > pool.largest:
-        raise _never_fits(pool, ask, prompt, new, pool.largest, "the KV cache")
+    total = pool.kv_tokens(prompt, new, ask.n)
+    if pool.largest and pool.kv_tokens(least, new, ask.n) > pool.largest:
+        raise _never_fits(pool, ask, prompt, new, total, pool.largest, "the KV cache")
     each = -(-new // ask.n) if ask.n > 0 else 1
     lengths = [node.spec.max_seq_len for node in pool.nodes.values()]
     if lengths and all(lengths) and least + each > max(lengths):
-        raise _never_fits(pool, ask, prompt, each, max(lengths), "the context")
+        raise _never_fits(pool, ask, prompt, each, prompt + each, max(lengths), "the context")
     return min(total, pool.largest) if pool.largest else total
 
 
-def _never_fits(pool: Pool, ask: Ask, prompt: int, new: int, limit: int, what: str) -> LayaError:
+def _never_fits(pool: Pool, ask: Ask, prompt: int, new: int, takes: int, limit: int, what: str) -> LayaError:
     prompts = f"{prompt} prompt tokens" if ask.exact else f"About {prompt} prompt tokens"
     return invalid(
-        f"{prompts} and {new} new ones make {prompt + new}, but {what} of model {pool.model!r} holds {limit} tokens on"
+        f"{prompts} and {new} new ones take {takes}, but {what} of model {pool.model!r} holds {limit} tokens on"
         " its largest node; shorten the prompt or lower max_tokens.",
         "max_tokens",
         "NEVER_FITS",

@@ -12,7 +12,10 @@ from router_node.dispatch.types import Candidate, NodeState
 
 
 class CandidateTerms(NamedTuple):
-    """One node and the terms of its cost; the fields of ``laya.v1.Candidate``, with its units."""
+    """One node and the terms of its cost; the fields of ``laya.v1.Candidate``, with its units.
+
+    ``barrier_seconds`` and those from ``pending_seconds`` on are the terms, whose sum is the cost.
+    """
 
     node_id: str
     cost_seconds: float
@@ -23,6 +26,15 @@ class CandidateTerms(NamedTuple):
     kv_share: float
     barrier_seconds: float
     reason: str
+    pending_tokens: int
+    pending_seconds: float
+    reserved_seconds: float
+    prompt_seconds: float
+    prompt_weight: float
+    step_seconds: float
+    unseen_seconds: float
+    stale_seconds: float
+    penalty_seconds: float
 
 
 class Explanation(NamedTuple):
@@ -48,6 +60,8 @@ def explain(
     finally:
         picker.rng.setstate(state)
     only = picker.required(pool, keys)
+    hidden = picker.hidden(pool)
+    ask = _Asked(prompt, total, now, pool.unseen.alike if hidden else 1.0)
     scored: dict[str, CandidateTerms] = {}
     for candidate in looked:
         node = candidate[0]
@@ -55,7 +69,7 @@ def explain(
         if not why_not and only is not None and node is not only:
             why_not = f"the session is bound to {only.id}"
         if node.id not in scored:
-            scored[node.id] = _terms(candidate, prompt, total, now, why_not)
+            scored[node.id] = _terms(candidate, ask, why_not)
     ranked = sorted(scored.values(), key=lambda terms: terms.cost_seconds)
     for node_id in sorted(pool.nodes):
         if len(ranked) >= limit:
@@ -63,35 +77,69 @@ def explain(
         if node_id not in scored:
             node = pool.nodes[node_id]
             why_not = _why_not(node, total) or "not drawn: others were as good or better"
-            ranked.append(_terms(picker.expected(pool, keys, node, prompt), prompt, total, now, why_not))
+            ranked.append(_terms(picker.expected(pool, keys, node, prompt), ask, why_not))
     if chosen is None or waits:
         reason = waits or f"no node has room for {total} tokens"
         return Explanation("", ranked, f"The request would wait: {reason}.")
     node, _, why, _ = chosen
-    best = scored[node.id]
-    summary = (
-        f"{node.id} is chosen ({why}): {best.cost_seconds * 1000:.1f} ms to the first token expected, the least of"
-        f" {len(scored)} candidates out of {len(pool.nodes)} nodes."
-    )
-    return Explanation(node.id, ranked, summary)
+    return Explanation(node.id, ranked, _summary(scored[node.id], why, ranked, hidden, len(scored), len(pool.nodes)))
 
 
-def _terms(candidate: Candidate, prompt: int, total: int, now: float, why_not: str) -> CandidateTerms:
+class _Asked(NamedTuple):
+    """The request as the terms need it."""
+
+    prompt: int
+    total: int
+    now: float
+    alike: float
+
+
+def _summary(
+    best: CandidateTerms, why: str, ranked: list[CandidateTerms], hidden: float, candidates: int, nodes: int
+) -> str:
+    least = ranked[0].cost_seconds
+    how = f"the least of {candidates} candidates out of {nodes} nodes"
+    if best.cost_seconds > least:
+        how = (
+            f"{(best.cost_seconds - least) * 1000:.1f} ms more than the least of {candidates} candidates, because"
+            f" other routers' requests of about {hidden * 1000:.0f} ms are on their way unseen and may go there"
+        )
+    expected = f"{best.cost_seconds * 1000:.1f} ms to the first token expected"
+    return f"{best.node_id} is chosen ({why}): {expected}, {how}."
+
+
+def _terms(candidate: Candidate, ask: _Asked, why_not: str) -> CandidateTerms:
     node, expected, reason, _ = candidate
-    need = node.need(total)
-    uncached = prompt - expected * node.trust
-    rate = 1.0 / node.inv_rate if node.inv_rate else 0.0
+    need = node.need(ask.total)
+    uncached = ask.prompt - expected * node.trust
+    pace = node.inv_rate
     share = (node.used + need) / node.capacity if node.capacity else 1.0
+    barrier = cost.barrier(share)
+    crowded = cost.barrier((node.used + int(need * ask.alike)) / node.capacity) if node.capacity else barrier
+    pending, reserved = node.pending * pace, node.reserved_prompt_tokens * pace
+    own = cost.WORK_WEIGHT * uncached * pace
+    unseen, penalty = crowded - barrier, cost.penalty(node, ask.now)
+    others = pending + reserved + own + node.step + barrier + unseen + penalty
+    stale = max(cost.staleness(node, ask.now), -others)  # a cost is not below 0
     return CandidateTerms(
         node.id,
-        math.inf if why_not else cost.score(node, need, uncached, now),
+        math.inf if why_not else others + stale,
         node.queued,
         node.reserved_prompt_tokens,
         round(uncached),
-        rate,
+        1.0 / pace if pace else 0.0,
         share,
-        cost.barrier(share),
+        barrier,
         why_not or reason,
+        node.pending,
+        pending,
+        reserved,
+        own,
+        cost.WORK_WEIGHT,
+        node.step,
+        unseen,
+        stale,
+        penalty,
     )
 
 

@@ -20,7 +20,7 @@ from router_node.dispatch.prefix import EPOCH_BITS, MAX_BLOCKS, PrefixMap
 from router_node.dispatch.sessions import OWNER_MASK, TOKENS_SHIFT, SessionTable
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import Ask, Candidate, NodeState
-from router_node.dispatch.unseen import AT_ONCE, FROM_SECONDS, drawn, level_of
+from router_node.dispatch.unseen import FROM_SECONDS, drawn, level_of
 
 SESSION: Final = "session"
 PREFIX: Final = "prefix"
@@ -166,7 +166,7 @@ class Picker:
         if exclude or self._strict:
             return self._choose_among(pool, keys, prompt, total, now, exclude, looked)
         hidden = pool.unseen.tokens * pool.quickest
-        if hidden > FROM_SECONDS:
+        if hidden > FROM_SECONDS:  # as ``hidden`` says
             blind = self._choose_blind(pool, keys, prompt, total, now, hidden, looked)
             if blind is not None:
                 return blind
@@ -226,7 +226,7 @@ class Picker:
         Of KV a node must have room for a few like this at once, or it is as dear as a full one.
         """
         found = keys[3]
-        alike = 1.0 + min(pool.unseen.others, AT_ONCE)
+        alike = pool.unseen.alike
         best: Candidate | None = None
         least = math.inf
         affine = self.affine(pool, keys, prompt) if keys is not NO_KEYS else []
@@ -260,6 +260,11 @@ class Picker:
         if least <= level:
             return best
         return self._drawn(pool, found, nodes[ordered[drawn(costs, level, self._random() * hidden)][1]], prompt)
+
+    def hidden(self, pool: Pool) -> float:
+        """Seconds of other routers' work that is on its way unseen, where a choice allows for it; else 0."""
+        seconds = 0.0 if self._strict else pool.unseen.tokens * pool.quickest
+        return seconds if seconds > FROM_SECONDS else 0.0
 
     def _drawn(self, pool: Pool, found: Sequence[int], node: NodeState, prompt: int) -> Candidate:
         return (node, _held(pool, found, node, prompt) if found else 0, HEADROOM, False)

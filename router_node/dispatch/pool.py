@@ -10,6 +10,7 @@ import xxhash
 
 from router_node.dispatch import cost
 from router_node.dispatch.buckets import ROOM_LEVELS, Buckets, room_level
+from router_node.dispatch.kv import KvGroup
 from router_node.dispatch.prefix import BLOCK_BYTES, MAX_BLOCKS
 from router_node.dispatch.queue import Ticket, WaitQueue
 from router_node.dispatch.ring import HashRing
@@ -83,6 +84,7 @@ class Pool:
         "default_max_tokens",
         "earmark",
         "earmarked",
+        "groups",
         "largest",
         "learned",
         "live",
@@ -112,6 +114,8 @@ class Pool:
         """Other names, with the number of nodes that have them."""
         self.block = 16
         """Tokens in a KV block of the node that joined last; most often of all."""
+        self.groups: tuple[KvGroup, ...] = ()
+        """What a sequence takes on that node; empty where it is its tokens in whole blocks."""
         self.ring = HashRing()
         self.load = Buckets(cost.LEVELS)
         """Nodes with room, by what they would cost the next request."""
@@ -134,7 +138,8 @@ class Pool:
         self.default_max_tokens = 1
         """New tokens of a request that names none."""
         self.safe_total = 0
-        """A request of so many tokens can fit on every node: no need to look closer. 0 asks for a ``survey``."""
+        """One sequence of so many tokens fits on every node and takes just those: no need to look closer. 0 asks for a
+        ``survey``, and -1 says that no sequence does."""
         self.largest = 0
         """The most KV tokens that any node has."""
         self.earmark: NodeState | None = None
@@ -146,6 +151,7 @@ class Pool:
         self.nodes[node.id] = node
         node.pool = self
         self.block = node.block
+        self.groups = node.spec.kv_groups
         self.aliases.update(node.spec.aliases)
         self.default_max_tokens = max(self.default_max_tokens, node.spec.default_max_tokens)
         self.ring.add(node.id, node.slot)
@@ -176,6 +182,18 @@ class Pool:
         self.default_max_tokens = max((node.spec.default_max_tokens for node in nodes), default=1)
         self.largest = max((capacity_of(node) for node in nodes), default=0)
         self.safe_total = min((min(capacity_of(node), node.spec.max_seq_len or UNLIMITED) for node in nodes), default=0)
+        if self.groups:
+            self.safe_total = -1
+
+    def kv_tokens(self, prompt: int, new: int, n: int) -> int:
+        """KV tokens that ``n`` sequences over one prompt hold which make ``new`` tokens together."""
+        if n < 1:
+            n = 1
+        each = prompt + -(-new // n)
+        groups = self.groups
+        if groups:
+            return n * self.block * sum([group.blocks(each) for group in groups])
+        return each if n == 1 else n * (each + -each % self.block)
 
     def settle(self, node: NodeState, shrunk: bool = False) -> None:
         """Bring everything derived from a node's numbers up to date. Needed after any of them changed.

@@ -200,6 +200,7 @@ def _essence(spec: NodeSpec) -> tuple[object, ...]:
         spec.max_seq_len,
         spec.kv_capacity_tokens,
         spec.kv_block_tokens,
+        spec.kv_groups,
         spec.max_num_seqs,
         spec.default_max_tokens,
         spec.quantization,

@@ -11,7 +11,8 @@ import math
 from typing import Final
 
 from router_node.dispatch import reservations
-from router_node.dispatch.types import UNLIMITED, NodeState, ReportLike, Verdict
+from router_node.dispatch.told import ReportLike, Verdict
+from router_node.dispatch.types import UNLIMITED, NodeState
 
 MAX_TOKENS: Final = 1 << 40
 """No node holds or queues more tokens than this; a larger number is an error of the node."""

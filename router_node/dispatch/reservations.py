@@ -7,7 +7,7 @@ health check, no new report, no restart of the node (the streams to the old proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from router_node.dispatch.types import Ask, Candidate, NodeState
@@ -25,6 +25,7 @@ class Reservation:
         "_state",
         "_why",
         "ask",
+        "chain",
         "id",
         "known_blocks",
         "node",
@@ -49,6 +50,8 @@ class Reservation:
         """KV tokens held: prompt and new tokens, in whole blocks of the node."""
         self.prompt_tokens = prompt_tokens
         """Prompt tokens it adds to the node's prefill queue: those that the node's cache likely lacks."""
+        self.chain: Sequence[int] = ()
+        """The prompt's blocks, as the prefix map knows them."""
         self.known_blocks = 0
         """Leading prompt blocks that the node was known to hold before."""
         self.waited = 0.0

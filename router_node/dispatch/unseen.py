@@ -52,6 +52,11 @@ class Unseen:
         reserved, usual = self._reserved, self._usual
         return others * (reserved if reserved > usual else usual)
 
+    @property
+    def alike(self) -> float:
+        """How many requests like this one a node should have room for, where others may choose it at the same time."""
+        return 1.0 + (self.others if self.others < AT_ONCE else AT_ONCE)
+
     def told(self, node: NodeState) -> None:
         """A node has reported."""
         told = node.running + node.waiting

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_node.dispatch import Ask, CandidateTerms, Explanation, NodeState, Reservation, cost, hash_blocks
+from router_node.dispatch.unseen import FROM_SECONDS
 from shared.errors import LayaError
 from shared.pb.laya.v1 import admin_pb2
 from tests.unit.dispatch.support import CAPACITY, MODEL, Bed
@@ -91,6 +92,91 @@ def test_every_term_is_shown() -> None:
     assert terms.kv_share == pytest.approx(share)
     assert terms.barrier_seconds == pytest.approx(cost.barrier(share))
     assert terms.cost_seconds == pytest.approx((800 + 240 + cost.WORK_WEIGHT * 100) / 8000 + cost.barrier(share))
+
+
+TERMS = (
+    "pending_seconds",
+    "reserved_seconds",
+    "prompt_seconds",
+    "step_seconds",
+    "barrier_seconds",
+    "unseen_seconds",
+    "stale_seconds",
+    "penalty_seconds",
+)
+
+
+def test_terms_are_all_that_are_in_seconds() -> None:
+    assert {*TERMS, "cost_seconds"} == {name for name in CandidateTerms._fields if name.endswith("_seconds")}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9000),  # queued
+            st.integers(0, 900),  # blocks of room
+            st.floats(0, 1),  # hit rate
+            st.integers(0, 20),  # running
+            st.floats(0, 5),  # seconds since the report
+            st.booleans(),  # refused of late
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 4),
+    st.integers(1, 6000),
+)
+def test_terms_sum_to_the_cost_by_which_the_node_is_chosen(
+    loads: list[tuple[int, int, float, int, float, bool]], sent: int, prompt: int
+) -> None:
+    bed = Bed(7)
+    pool_of: Any = bed.nodes(len(loads))[0].pool
+    begun = bed.clock.now
+    for i, (queued, room, hits, running, age, refused) in enumerate(loads):
+        bed.clock.now = begun + 5.0 - age
+        bed.report(
+            f"n{i}",
+            16 * room,
+            queued_prefill_tokens=queued,
+            prefix_hit_rate=hits,
+            running=running,
+            decode_tokens_per_second=500.0,
+        )
+        if refused:
+            bed.dispatcher.on_refused(f"n{i}", 0.2)
+    bed.clock.now = begun + 5.0
+    for _ in range(sent):
+        bed.ask(prompt_tokens=prompt, session=b"s", prefix=hash_blocks(TEXT[:2048]))
+    told = explain(bed, prompt_tokens=prompt, session=b"s", prefix=hash_blocks(TEXT))
+    hidden = pool_of.unseen.tokens * pool_of.quickest > FROM_SECONDS
+    for terms in told.candidates:
+        total = sum(getattr(terms, name) for name in TERMS)
+        node: Any = bed.dispatcher.node(terms.node_id)
+        need = node.need(prompt + 60)
+        alike = int(need * pool_of.unseen.alike) if hidden else need
+        uncached = terms.prompt_seconds / terms.prompt_weight / node.inv_rate
+        assert total == pytest.approx(cost.score(node, alike, uncached, bed.clock.now))
+        assert math.isinf(terms.cost_seconds) or terms.cost_seconds == pytest.approx(total)
+        assert terms.pending_tokens <= terms.queued_tokens
+
+
+def test_what_other_routers_may_send_unseen_is_a_term() -> None:
+    bed = Bed(3)
+    bed.nodes(4)
+    for _ in range(200):
+        for i in range(4):
+            bed.report(f"n{i}", CAPACITY - 4096, running=40)
+    for _ in range(8):
+        bed.reserve(prompt_tokens=800)
+    told = explain(bed, prompt_tokens=800)
+    assert all(terms.unseen_seconds > 0 for terms in told.candidates)
+    # Drawn, not the cheapest, at least once in so many: then the summary says so.
+    summaries = set()
+    for _ in range(60):
+        summaries.add("unseen" in explain(bed, prompt_tokens=800).summary)
+        bed.reserve(prompt_tokens=16).end()
+    assert True in summaries
 
 
 def test_those_left_out_say_why() -> None:
