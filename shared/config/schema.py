@@ -76,6 +76,21 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
 
 
+class RoutesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Rules that lead requests to pools, see the page on routing. A store's table stands over what is written here."""
+
+    rules: list[dict[str, Any]] = []  # rules
+    file: str = ""  # YAML file with more of them, as `rules` or as a list
+    watch: bool = False  # put the file's rules in place whenever it changes
+    snapshot_file: str = ""  # the last table is kept here, for a start while the store is away
+    reconcile_interval: float = 5.0  # how often the store's table is compared with ours, beside following its log
+
+    def validate(self) -> None:
+        """Raise ConfigError for a value that makes no sense."""
+        _need(0.1 <= self.reconcile_interval <= 3600, "router.routes.reconcile_interval", "must be 0.1 to 3600 seconds")
+        _need(not self.watch or bool(self.file), "router.routes.watch", "needs router.routes.file")
+
+
 class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The router's own settings."""
 
@@ -100,6 +115,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     access_log_size: int = 65_536  # lines waiting to be written; more are dropped and counted
     http2_engine: Literal["ngh2", "h2"] = "ngh2"  # library that frames HTTP/2
     require_session_affinity: bool = False  # a session waits for its node rather than going elsewhere
+    routes: RoutesConfig = RoutesConfig()  # rules that stand before the models
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
@@ -113,6 +129,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             "router.connections_per_node",
             "must be 1 or more and not above max_connections_per_node (at most 256)",
         )
+        self.routes.validate()
         for i, node in enumerate(self.nodes):
             host, _, port = node.rpartition(":")
             _need(bool(host) and port.isdigit(), f"router.nodes[{i}]", f"must be host:port, not {node!r}")

@@ -55,6 +55,26 @@ class AdminStub:
                 request_serializer=laya_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=laya_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.GetRoutes = channel.unary_unary(
+                '/laya.v1.Admin/GetRoutes',
+                request_serializer=laya_dot_v1_dot_admin__pb2.GetRoutesRequest.SerializeToString,
+                response_deserializer=laya_dot_v1_dot_admin__pb2.GetRoutesResponse.FromString,
+                _registered_method=True)
+        self.ChangeRoutes = channel.unary_unary(
+                '/laya.v1.Admin/ChangeRoutes',
+                request_serializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesRequest.SerializeToString,
+                response_deserializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.FromString,
+                _registered_method=True)
+        self.RollBackRoutes = channel.unary_unary(
+                '/laya.v1.Admin/RollBackRoutes',
+                request_serializer=laya_dot_v1_dot_admin__pb2.RollBackRoutesRequest.SerializeToString,
+                response_deserializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.FromString,
+                _registered_method=True)
+        self.RouteHistory = channel.unary_unary(
+                '/laya.v1.Admin/RouteHistory',
+                request_serializer=laya_dot_v1_dot_admin__pb2.RouteHistoryRequest.SerializeToString,
+                response_deserializer=laya_dot_v1_dot_admin__pb2.RouteHistoryResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -89,6 +109,34 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRoutes(self, request, context):
+        """GetRoutes shows the rules that stand before the models, as they are now or were at a version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeRoutes(self, request, context):
+        """ChangeRoutes puts and removes rules in one step, or says why not and changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBackRoutes(self, request, context):
+        """RollBackRoutes makes a new version that is as an earlier one was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RouteHistory(self, request, context):
+        """RouteHistory shows who changed what and when.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +159,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=laya_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
                     response_serializer=laya_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
+            'GetRoutes': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRoutes,
+                    request_deserializer=laya_dot_v1_dot_admin__pb2.GetRoutesRequest.FromString,
+                    response_serializer=laya_dot_v1_dot_admin__pb2.GetRoutesResponse.SerializeToString,
+            ),
+            'ChangeRoutes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRoutes,
+                    request_deserializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesRequest.FromString,
+                    response_serializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.SerializeToString,
+            ),
+            'RollBackRoutes': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBackRoutes,
+                    request_deserializer=laya_dot_v1_dot_admin__pb2.RollBackRoutesRequest.FromString,
+                    response_serializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.SerializeToString,
+            ),
+            'RouteHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.RouteHistory,
+                    request_deserializer=laya_dot_v1_dot_admin__pb2.RouteHistoryRequest.FromString,
+                    response_serializer=laya_dot_v1_dot_admin__pb2.RouteHistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +290,114 @@ class Admin:
             '/laya.v1.Admin/Explain',
             laya_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
             laya_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRoutes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laya.v1.Admin/GetRoutes',
+            laya_dot_v1_dot_admin__pb2.GetRoutesRequest.SerializeToString,
+            laya_dot_v1_dot_admin__pb2.GetRoutesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRoutes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laya.v1.Admin/ChangeRoutes',
+            laya_dot_v1_dot_admin__pb2.ChangeRoutesRequest.SerializeToString,
+            laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackRoutes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laya.v1.Admin/RollBackRoutes',
+            laya_dot_v1_dot_admin__pb2.RollBackRoutesRequest.SerializeToString,
+            laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RouteHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laya.v1.Admin/RouteHistory',
+            laya_dot_v1_dot_admin__pb2.RouteHistoryRequest.SerializeToString,
+            laya_dot_v1_dot_admin__pb2.RouteHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,
