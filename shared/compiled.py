@@ -27,8 +27,8 @@ MODULES: Final = (
         "types", "unseen", "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
-        "account", "core", "deadlines", "expiry", "fields", "front", "headers", "local", "methods", "relay_stream",
-        "scan", "wire",
+        "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "local", "methods", "phases",
+        "relay_stream", "scan", "wire",
     )),
     *(f"shared/net/{name}.py" for name in (
         "align", "backlog", "budget", "client", "conn", "counters", "engine", "flusher", "fork", "gather", "grpc_wire",

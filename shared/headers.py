@@ -15,6 +15,7 @@ PROMPT_TOKENS: Final = b"laya-prompt-tokens"  # estimate of the prompt's length,
 MAX_TOKENS: Final = b"laya-max-tokens"  # new tokens at most, times n, decimal
 PREFIX: Final = b"laya-prefix"  # chained xxh3-64 of byte blocks: up to 64 of 16 hex digits, with ","
 PRIORITY: Final = b"laya-priority"  # signed decimal, lower is earlier
+TIMEOUT: Final = b"laya-timeout-ms"  # over HTTP: time for the whole request; gRPC has grpc-timeout
 NO_MIGRATE: Final = b"laya-no-migrate"  # "1": this stream must not go on elsewhere
 
 # Set by the router for the node; stripped when a client sends them.

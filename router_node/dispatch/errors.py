@@ -50,7 +50,12 @@ def queue_full(pool: Pool, limit: int) -> LayaError:
 
 def past_deadline() -> LayaError:
     """The client's own deadline is over."""
-    return LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", "The request's deadline passed before a node had room for it.")
+    return LayaError(
+        Code.DEADLINE_EXCEEDED,
+        "DEADLINE",
+        "The request's deadline passed before a node had room for it.",
+        metadata={"phase": "total", "during": "admission"},
+    )
 
 
 def waited_too_long(ticket: Ticket, now: float) -> LayaError:
@@ -60,12 +65,14 @@ def waited_too_long(ticket: Ticket, now: float) -> LayaError:
         return past_deadline()
     if not ticket.pool.live:
         return no_node(ticket.pool)
-    return exhausted(
+    error = exhausted(
         f"No node of model {ticket.pool.model!r} had room for {ticket.total} tokens within"
         f" {now - ticket.arrived:.1f} s; try again later.",
         "QUEUE_TIMEOUT",
         ticket.pool.queue.retry_after(),
     )
+    error.metadata = {"phase": "admission"}
+    return error
 
 
 def checked_total(pool: Pool, ask: Ask, prompt: int, new: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -12,6 +13,7 @@ from router_node.gateway.http_relay import HttpRelay
 from router_node.gateway.reply import JSON, Cors, error_reply
 from router_node.gateway.tunnel import header_fields, request_message, request_opening
 from router_node.relay import fields as routing
+from router_node.relay import phases
 from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
 from router_node.relay.fields import Fields
@@ -141,6 +143,10 @@ class Gateway:
             fields.priority = routing.priority(priority, "laya-priority")
             fields.named = True
         peek(body, fields, core.settings)
+        given = headers.get(names.TIMEOUT)
+        if given is not None or core.settings.total:
+            asked = phases.client_limit(given) if given is not None else math.inf
+            fields.deadline = core.loop.time() + phases.longest(account, asked)
         account.headers = headers
         if core.table.reads_body:
             account.message = body

@@ -7,18 +7,21 @@ and a node lost half-way through it costs the client nothing. Everything else st
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from router_node.dispatch import Reservation
 from router_node.gateway.reply import error_event, error_reply
 from router_node.gateway.tunnel import ResponseHead, TunnelReader
-from router_node.relay.account import CANCELLED_HTTP, Account, no_room, node_lost, not_begun
+from router_node.relay import phases
+from router_node.relay.account import CANCELLED_HTTP, Account
+from router_node.relay.faults import no_room, node_lost, not_begun
 from router_node.relay.fields import Fields
 from router_node.relay.methods import TUNNEL_PATH
 from shared import headers as names
 from shared.errors import Code, LayaError
 from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, ClientSink, ClientStream, Headers, HttpExchange
-from shared.net.grpc_wire import CONTENT_TYPE, error_from_response, error_from_trailers
+from shared.net.grpc_wire import CONTENT_TYPE, error_from_response, error_from_trailers, format_timeout
 
 HOLD: Final = 256 << 10  # bytes of an answer that may be kept until it is whole
 _SPLIT: Final = 16 << 10  # a request body above this is not copied into one piece with its head
@@ -26,6 +29,7 @@ _SPLIT: Final = 16 << 10  # a request body above this is not copied into one pie
 _STATUS: Final = (b":status", b"200")
 _GRPC: Final = (b"content-type", CONTENT_TYPE)
 _OK: Final = (b"grpc-status", b"0")
+_NO_FIELDS: Final = Fields()  # until it begins
 _TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
 
 _WAITING, _HOLDING, _STREAMING, _OVER = range(4)
@@ -42,6 +46,7 @@ class HttpRelay(ClientSink):
         "_account",
         "_exchange",
         "_extra",
+        "_fields",
         "_forward",
         "_held",
         "_lost",
@@ -60,6 +65,7 @@ class HttpRelay(ClientSink):
         self._message = message
         self._forward = forward
         self._extra = extra
+        self._fields = _NO_FIELDS
         self._reader = TunnelReader()
         self._stream: ClientStream | None = None
         self._held: list[bytes] | None = None
@@ -71,9 +77,11 @@ class HttpRelay(ClientSink):
         """Route the request. Raises LayaError when no node can take it; the caller answers then."""
         account = self._account
         self._exchange.on_abort = self._client_gone
+        self._fields = fields
         reservation = account.submit(fields, self._on_grant, self.refuse)
         if reservation is None:
             account.worked = account.core.clock() - since
+            self._look_at(fields.deadline)
         else:
             self._go(reservation, since)
 
@@ -97,6 +105,9 @@ class HttpRelay(ClientSink):
             upstream = reservation.node.upstream
             if upstream is not None:
                 headers = account.core.node_headers(_TUNNEL, account, reservation, self._forward)
+                deadline = self._fields.deadline
+                if deadline is not None:
+                    headers.append((b"grpc-timeout", format_timeout(deadline - account.core.loop.time())))
                 stream: ClientStream | None = upstream.open(headers, self)
                 if stream is not None:
                     self._stream = stream
@@ -107,6 +118,8 @@ class HttpRelay(ClientSink):
                     else:
                         stream.send(self._message + body, True)
                     account.sent(since)
+                    if deadline is not None or self._fields.streams:
+                        self._await_answer()
                     return
             account.core.metrics.count("node_unreachable")
             reservation = account.another()
@@ -116,7 +129,34 @@ class HttpRelay(ClientSink):
         """Another attempt: late calls for this one's stream must not reach it."""
         made = HttpRelay(self._account, self._exchange, self._message, self._forward, self._extra)
         made._lost = self._lost
+        made._fields = self._fields
         return made
+
+    # Time limits.
+
+    def _look_at(self, when: float | None) -> None:
+        if when is not None and when < math.inf and self._state != _OVER:
+            deadlines = self._account.core.deadlines
+            if not deadlines.live:
+                deadlines.arm()
+            deadlines.live[self] = when
+
+    def _await_answer(self) -> None:
+        fields, account = self._fields, self._account
+        if fields.streams:
+            self._look_at(phases.begin(account, fields, account.core.loop.time()))
+        else:
+            self._look_at(fields.deadline)
+
+    def on_deadline(self) -> None:
+        """Some time limit may be over, the whole request's or a phase's."""
+        account = self._account
+        held_up = self._state == _STREAMING and self._exchange.queued > 0
+        error = phases.overdue(account, self._fields, account.bytes_out, held_up, account.core.loop.time())
+        if error is not None:
+            self.refuse(error)
+        else:
+            self._look_at(account.look_at)
 
     def _retry(self, reservation: Reservation) -> None:
         successor = self._successor()
@@ -138,11 +178,14 @@ class HttpRelay(ClientSink):
         self._leave()
         if reservation is not None:
             successor._go(reservation, account.core.clock())
+        else:
+            successor._look_at(self._fields.deadline)
         return True
 
     def _leave(self) -> None:
         """Be done with the node's stream, whatever still comes on it."""
         self._state = _OVER
+        self._account.core.deadlines.live.pop(self, None)
         stream, self._stream = self._stream, None
         if stream is not None and not stream.closed:
             stream.reset(CANCEL)
@@ -218,6 +261,7 @@ class HttpRelay(ClientSink):
             self._node_failed(error)
             return
         self._state = _OVER
+        self._account.core.deadlines.live.pop(self, None)
         if state == _HOLDING and reader.head is not None:
             held = self._held
             body = b"" if held is None else held[0] if len(held) == 1 else b"".join(held)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from router_node.dispatch import Reservation, Ticket
 from router_node.relay.fields import Fields
-from shared.errors import Code, LayaError
+from shared.errors import LayaError
 from shared.net.uploads import crowded_error
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from router_node.routes.plan import Plan
 
 CANCELLED_HTTP: Final = 499  # the client went away first
-_NO_ROOM: Final = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "OVERLOADED"))
-_NOT_BEGUN: Final = _NO_ROOM | {"DRAINING", "NOT_READY", "UPLOADS_FULL"}
 
 
 class Account:
@@ -42,8 +40,12 @@ class Account:
         "core",
         "excluded",
         "fields",
+        "first_by",
         "headers",
+        "idle",
         "kept",
+        "limit",
+        "look_at",
         "message",
         "method",
         "peer",
@@ -53,6 +55,7 @@ class Account:
         "request_id",
         "reservation",
         "routed",
+        "seen",
         "started",
         "ticket",
         "worked",
@@ -74,6 +77,9 @@ class Account:
         self.message = b""  # what the rules may look into: the first message or the body, only where they want to
         self.plan: Plan | None = None  # set where a rule applies
         self.code = self.attempts = self.bytes_in = self.bytes_out = 0
+        # These belong to ``phases``: when the first token is due (0: no one looks), what was seen, looks without news.
+        self.first_by = self.look_at = self.limit = 0.0
+        self.seen = self.idle = 0
         self.kept = 0  # bytes of the request's body that are in the account of ``core.uploads``
         self.reason = ""
         self.excluded: set[str] | None = None
@@ -220,28 +226,3 @@ class Account:
         if log is not None:
             self.started = core.clock() - self.started
             log.add(self)
-
-
-def no_room(error: LayaError) -> bool:
-    """Whether a node refused for lack of room, and is to rest a moment.
-
-    RESOURCE_EXHAUSTED alone does not say so: a message or a header block that is too large gets it too, and no node may
-    rest for what one client sends it.
-    """
-    return error.code is Code.RESOURCE_EXHAUSTED and error.reason in _NO_ROOM
-
-
-def not_begun(error: LayaError) -> bool:
-    """Whether a node gave a request back that another node may well take."""
-    return error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE) and error.reason in _NOT_BEGUN
-
-
-def node_lost(node_id: str, what: str, retry_safe: bool, code: Code = Code.UNAVAILABLE) -> LayaError:
-    """UNAVAILABLE NODE_LOST with the node, and whether asking again can do no harm beyond the work done twice."""
-    return LayaError(
-        code,
-        "NODE_LOST",
-        f"Node {node_id} {what}; {'try again' if retry_safe else 'what it had answered so far is incomplete'}.",
-        retry_after=0.1 if retry_safe else None,
-        metadata={"node": node_id, "retry_safe": "true" if retry_safe else "false"},
-    )

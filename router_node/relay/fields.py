@@ -24,11 +24,12 @@ _INT32: Final = 2**31
 class Fields(Ask):
     """Where a request wants to go and what it will cost: an Ask while it is being found out.
 
-    ``complete`` says that the message itself need not be read, ``named`` that somebody named a priority. Until the
+    ``complete`` says that the message itself need not be read, ``named`` that somebody named a priority, ``streams``
+    that an HTTP request asks for its answer token by token. Until the
     caller is known, ``priority`` is what was asked for.
     """
 
-    __slots__ = ("complete", "named")
+    __slots__ = ("complete", "named", "streams")
 
     def __init__(self) -> None:
         # Written out rather than by super(): one is made for every request.
@@ -36,7 +37,7 @@ class Fields(Ask):
         self.session = b""
         self.refusals = 0
         self.priority = self.prompt_tokens = self.prompt_bytes = self.max_new_tokens = self.n = 0
-        self.exact = self.complete = self.named = False
+        self.exact = self.complete = self.named = self.streams = False
         self.prefix = ()
         self.arrived = 0.0
         self.deadline = None

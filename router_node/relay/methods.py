@@ -17,13 +17,17 @@ Reader = Callable[[bytes, Fields, RelaySettings], None]
 
 
 class Method:
-    """One dispatched method: its label in logs and metrics, and what reads its first message into Fields."""
+    """One dispatched method: its label in logs and metrics, and what reads its first message into Fields.
 
-    __slots__ = ("label", "read")
+    ``streams``: its answers come token by token.
+    """
 
-    def __init__(self, label: str, read: Reader) -> None:
+    __slots__ = ("label", "read", "streams")
+
+    def __init__(self, label: str, read: Reader, streams: bool = False) -> None:
         self.label = label
         self.read = read
+        self.streams = streams
 
 
 def check_caps(fields: Fields, settings: RelaySettings) -> None:
@@ -37,9 +41,9 @@ def check_caps(fields: Fields, settings: RelaySettings) -> None:
 
 
 METHODS: Final[dict[bytes, Method]] = {
-    b"/laya.v1.Inference/Generate": Method("Generate", scan.scan_generate),
+    b"/laya.v1.Inference/Generate": Method("Generate", scan.scan_generate, True),
     b"/laya.v1.Inference/Complete": Method("Complete", scan.scan_complete),
-    b"/laya.v1.Inference/Chat": Method("Chat", scan.scan_chat),
+    b"/laya.v1.Inference/Chat": Method("Chat", scan.scan_chat, True),
     b"/laya.v1.Inference/Embed": Method("Embed", scan.scan_embed),
     TUNNEL_PATH: Method("OpenAI.Call", scan.scan_tunnel),
 }

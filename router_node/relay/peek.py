@@ -61,6 +61,7 @@ def peek(body: bytes, into: Fields, settings: RelaySettings) -> None:
         raise invalid(f"The field 'model' is {len(model)} characters long: at most {MAX_MODEL} are allowed.", "model")
     if not into.model:
         into.model = model
+    into.streams = found.stream is True
     n = found.n
     if n is None:
         n = 1

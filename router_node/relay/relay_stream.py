@@ -12,7 +12,9 @@ import math
 from typing import Final
 
 from router_node.dispatch import Reservation
-from router_node.relay.account import Account, no_room, node_lost, not_begun
+from router_node.relay import phases
+from router_node.relay.account import Account
+from router_node.relay.faults import no_room, node_lost, nonsense, not_begun, status_code, too_large
 from router_node.relay.fields import Fields
 from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
@@ -69,11 +71,15 @@ class RelayStream(Splice):
         """
         ask, core = self._ask, self._account.core
         given = self._fields.get(b"grpc-timeout")
-        if given is not None:
-            ask.deadline = when = core.loop.time() + core.parse_timeout(given)
+        if given is not None or core.settings.total:
+            asked = core.parse_timeout(given) if given is not None else math.inf
+            limit = phases.longest(self._account, asked)
+            ask.deadline = when = core.loop.time() + limit
             if not core.deadlines.live:
                 core.deadlines.arm()
             core.deadlines.live[self] = when
+            if limit < asked:
+                self._forward = self._less_time(self._forward)
         if ask.complete and (end or not core.table.reads_body):
             self.request_ended = end
             self._submit(since)
@@ -120,7 +126,7 @@ class RelayStream(Splice):
             if error.reason != "BODY_TOO_LARGE":
                 raise
             if not self._ask.model:
-                raise _too_large(most) from None
+                raise too_large(most) from None
             self._route(b"", since)  # metadata names the model: that must do
             return
         if message is not None:
@@ -173,18 +179,20 @@ class RelayStream(Splice):
         self.on_data(b"", True)
 
     def on_deadline(self) -> None:
-        """The client's time is over, or its first message did not come in time."""
-        core, deadline = self._account.core, self._ask.deadline
-        if deadline is None or core.loop.time() < deadline:
+        """Some time limit may be over: the whole call's, a phase's, or that of its first message."""
+        account, ask = self._account, self._ask
+        core = account.core
+        now = core.loop.time()
+        error: LayaError | None
+        if self._reading and (ask.deadline is None or now < ask.deadline):
             what = f"The first message did not arrive within {core.settings.body_timeout:g} s: send it with the call."
+            error = LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what, metadata={"phase": "request"})
         else:
-            given, plan = self._fields.get(b"grpc-timeout"), self._account.plan
-            timeout = core.parse_timeout(given) if given is not None else math.inf
-            if plan is not None and 0.0 < plan.timeout < timeout:
-                what = f"The {plan.timeout:g} s of route {plan.route.name!r} passed before the call was complete."
-            else:
-                what = f"The call's deadline of {timeout:g} s passed before it was complete."
-        self.refuse(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what))
+            error = phases.overdue(account, ask, self.bytes_out, self.down.queued > 0, now)
+        if error is not None:
+            self.refuse(error)
+        elif account.look_at < math.inf:
+            core.deadlines.live[self] = account.look_at
 
     def refuse(self, error: LayaError) -> None:
         """End the call with an error, on both sides."""
@@ -229,10 +237,21 @@ class RelayStream(Splice):
                 headers = account.core.node_headers(self._fields, account, reservation, forward)
                 if self.join(upstream, headers):
                     account.sent(since)
+                    if self._method.streams:
+                        self._await_answer()
                     return
             account.core.metrics.count("node_unreachable")
             reservation = account.another()
         self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
+
+    def _await_answer(self) -> None:
+        """The first token and each further one must come in time."""
+        core = self._account.core
+        settings = core.settings
+        if settings.first_token or settings.between_tokens:
+            if not core.deadlines.live:
+                core.deadlines.arm()
+            core.deadlines.live[self] = phases.begin(self._account, self._ask, core.loop.time())
 
     def _less_time(self, forward: Headers) -> Headers:
         """The node gets the time that is left, not what there was before the wait."""
@@ -275,8 +294,7 @@ class RelayStream(Splice):
         self.refuse(self._nonsense("no status"))
 
     def _nonsense(self, what: str) -> LayaError:
-        node = self._account.node_id
-        return LayaError(Code.INTERNAL, "NODE_PROTOCOL", f"Node {node} ended its answer with {what}: see its log.")
+        return nonsense(self._account.node_id, what)
 
     def on_response(self, headers: Headers, end: bool) -> None:
         """Response headers. An error that is the node's whole answer may be one that another node would not give."""
@@ -369,19 +387,5 @@ class RelayStream(Splice):
                 account.code = int(Code.CANCELLED)
                 core.metrics.count("client_gone")
             elif self.grpc_status != b"0":
-                account.code = _status(self.grpc_status)
+                account.code = status_code(self.grpc_status)
         account.end()
-
-
-def _status(value: bytes) -> int:
-    return int(value) if value.isdigit() and len(value) <= 2 else int(Code.UNKNOWN)
-
-
-def _too_large(limit: int) -> LayaError:
-    return LayaError(
-        Code.INVALID_ARGUMENT,
-        "BODY_TOO_LARGE",
-        f"The first message is over the {limit} bytes that the router reads to route it: "
-        "name the model in the metadata laya-model, and it need not be read.",
-        http_status=413,
-    )

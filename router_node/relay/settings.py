@@ -40,6 +40,9 @@ class RelaySettings:
     max_body_bytes: int = 32 << 20
     queue_timeout: float = 10.0  # longest wait for a node with room
     body_timeout: float = 60.0  # longest wait for the first message of a request that must be read
+    first_token: float = 0.0  # longest wait for the first token of a streamed answer; 0: no limit, as for the next two
+    between_tokens: float = 0.0  # longest wait for each further one
+    total: float = 0.0  # longest time for a whole request
     max_attempts: int = 3  # nodes tried for one request, the first included
     forward_metadata: frozenset[bytes] = frozenset()
     cors_origins: frozenset[bytes] = frozenset()
@@ -60,6 +63,9 @@ class RelaySettings:
             max_body_bytes=server.max_body_bytes,
             queue_timeout=router.timeout_ms / 1000,
             body_timeout=server.body_timeout,
+            first_token=router.deadlines.first_token,
+            between_tokens=router.deadlines.between_tokens,
+            total=router.deadlines.total,
             forward_metadata=extra,
             cors_origins=frozenset(origin.strip().encode() for origin in router.cors_origins),
             access_log=server.access_log,

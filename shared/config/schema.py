@@ -89,6 +89,18 @@ class RoutesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """Raise ConfigError for a value that makes no sense."""
         _need(0.1 <= self.reconcile_interval <= 3600, "router.routes.reconcile_interval", "must be 0.1 to 3600 seconds")
         _need(not self.watch or bool(self.file), "router.routes.watch", "needs router.routes.file")
+class DeadlinesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Time limits of a request's phases; 0 is no limit. A client's own deadline can only shorten them."""
+
+    first_token: float = 180.0  # from a node's taking a request to the first token of its streamed answer
+    between_tokens: float = 60.0  # from one token of a streamed answer to the next
+    total: float = 0.0  # from a request's arrival to its end
+
+    def validate(self) -> None:
+        """Raise ConfigError for a value that makes no sense."""
+        for name in ("first_token", "between_tokens", "total"):
+            value = getattr(self, name)
+            _need(0 <= value <= 86_400, f"router.deadlines.{name}", f"must be 0 (none) to 86400 seconds, not {value}")
 
 
 class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -116,12 +128,14 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     http2_engine: Literal["ngh2", "h2"] = "ngh2"  # library that frames HTTP/2
     require_session_affinity: bool = False  # a session waits for its node rather than going elsewhere
     routes: RoutesConfig = RoutesConfig()  # rules that stand before the models
+    deadlines: DeadlinesConfig = DeadlinesConfig()  # time limits beside timeout_ms and connect_timeout
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
         _need(0.05 <= self.refresh_interval <= 3600, "router.refresh_interval", "must be 0.05 to 3600 seconds")
         _need(self.cache_size >= 16, "router.cache_size", f"must be 16 or more, not {self.cache_size}")
         _need(0 < self.timeout_ms <= 3_600_000, "router.timeout_ms", "must be over 0 and at most 3600000")
+        self.deadlines.validate()
         _need(1 <= self.workers <= 256, "router.workers", f"must be 1 to 256, not {self.workers}")
         _need(0 <= self.admin_port <= 65535, "router.admin_port", "must be 0 to 65535")
         _need(

@@ -259,4 +259,6 @@ class ServerCall(ServerSink):
     def _expire(self) -> None:
         self._timer = None
         self._server.counters.count("grpc_deadline")
-        self.stop(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", "The deadline passed before the answer was complete."))
+        what = "The deadline passed before the answer was complete."
+        during = "between_tokens" if self._started else "first_token"
+        self.stop(LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what, metadata={"phase": "total", "during": during}))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router_node.dispatch import Reservation
-from router_node.relay.account import Account, node_lost
+from router_node.relay.account import Account
+from router_node.relay.faults import node_lost
 from router_node.relay.fields import Fields
 from shared.errors import Code, LayaError
 from tests.support.relay_rig import MODEL, Rig

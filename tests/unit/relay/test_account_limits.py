@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router_node.relay.account import no_room, not_begun
+from router_node.relay.faults import no_room, not_begun
 from shared.errors import Code, LayaError
 from shared.net.grpc_wire import frame
 from shared.pb.laya.v1 import openai_pb2
