@@ -25,17 +25,35 @@ NOT_SERVING, UNREACHED = 1, 4
 @click.argument("address", required=False)
 @click.option("--live", is_flag=True, help="Ask only whether the process lives, not whether it takes requests.")
 @click.option("--service", default=READY, show_default=True, help="Service to ask about.")
+@click.option(
+    "--ready-once",
+    metavar="FILE",
+    help="Ask whether it takes requests until it once did, then only whether it lives; FILE remembers.",
+)
 @click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
-@click.option("--tls", is_flag=True, help="Speak TLS; implied by the files below.")
-@click.option("--ca", metavar="FILE", help="PEM certificates that sign the server's; default: the machine's own.")
-@click.option("--cert", metavar="FILE", help="PEM certificate to show, where the server asks for one.")
-@click.option("--cert-key", metavar="FILE", help="Its private key.")
-@click.option("--server-name", metavar="NAME", help="Name in the server's certificate, where it is not the address.")
+@click.option("--tls", is_flag=True, envvar="LAYA_HEALTH_TLS", help="Speak TLS; implied by the files below.")
+@click.option(
+    "--ca",
+    envvar="LAYA_HEALTH_CA",
+    metavar="FILE",
+    help="PEM certificates that sign the server's; default: the machine's own.",
+)
+@click.option(
+    "--cert", envvar="LAYA_HEALTH_CERT", metavar="FILE", help="PEM certificate to show, where the server asks for one."
+)
+@click.option("--cert-key", envvar="LAYA_HEALTH_CERT_KEY", metavar="FILE", help="Its private key.")
+@click.option(
+    "--server-name",
+    envvar="LAYA_HEALTH_SERVER_NAME",
+    metavar="NAME",
+    help="Name in the server's certificate, where it is not the address.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing; the exit code tells.")
 def command(
     address: str | None,
     live: bool,
     service: str,
+    ready_once: str | None,
     timeout: float,
     tls: bool,
     ca: str | None,
@@ -46,11 +64,15 @@ def command(
 ) -> None:
     """Ask the router or node at ADDRESS (host:port or unix:/path) whether it takes requests.
 
-    Exit codes: 0 it does, 1 it does not, 4 nothing answers.
+    The options of TLS are also read from LAYA_HEALTH_TLS, LAYA_HEALTH_CA, LAYA_HEALTH_CERT, LAYA_HEALTH_CERT_KEY and
+    LAYA_HEALTH_SERVER_NAME. Exit codes: 0 it does, 1 it does not, 4 nothing answers.
     """
     where = state.address(address)
     credentials = _credentials(ca, cert, cert_key) if tls or ca or cert else None
+    live = live or (ready_once is not None and Path(ready_once).exists())
     status, code = _ask(where, "" if live else service, timeout, credentials, server_name)
+    if ready_once is not None and code == 0 and not live:
+        _remember(Path(ready_once))
     if not quiet:
         click.echo(f"{where}: {status}", err=code != 0)
     sys.exit(code)
@@ -99,6 +121,13 @@ def _read(name: str | None) -> bytes | None:
         return Path(name).read_bytes()
     except OSError as e:
         raise ConfigError(f"{name}: cannot be read ({e.strerror})") from None
+
+
+def _remember(file: Path) -> None:
+    try:
+        file.touch()
+    except OSError as e:
+        raise ConfigError(f"--ready-once: {file} cannot be written ({e.strerror})") from None
 
 
 def _short(text: str | None) -> str:

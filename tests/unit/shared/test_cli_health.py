@@ -63,6 +63,19 @@ def test_a_server_that_takes_none_is_one_and_alive(site: Site) -> None:
     assert ask(site.address, "--live").exit_code == 0
 
 
+def test_once_ready_it_need_only_live(site: Site, tmp_path) -> None:
+    file = tmp_path / "ready"
+    site.set(READY, NOT_SERVING)
+    assert ask(site.address, "--ready-once", str(file)).exit_code == 1
+    assert not file.exists()
+    site.set(READY, SERVING)
+    assert ask(site.address, "--ready-once", str(file)).exit_code == 0
+    site.set(READY, NOT_SERVING)
+    assert ask(site.address, "--ready-once", str(file)).exit_code == 0
+    site.close()
+    assert ask(site.address, "--ready-once", str(file), "--timeout", "1").exit_code == 4
+
+
 def test_a_service_that_is_not_there_is_one(site: Site) -> None:
     result = ask(site.address, "--service", "nothing.of.the.kind")
     assert result.exit_code == 1
