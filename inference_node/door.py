@@ -48,6 +48,7 @@ class Visit:
 
     __slots__ = (
         "_admitted",
+        "_cached",
         "_call",
         "_counted",
         "_door",
@@ -56,6 +57,7 @@ class Visit:
         "_priority",
         "_service",
         "_serving",
+        "_started",
         "admitted_at",
         "arrived",
         "first_at",
@@ -80,6 +82,7 @@ class Visit:
         self._priority = priority
         self._admitted: Admitted | None = None
         self._counted = False
+        self._started = self._cached = 0
         self.arrived = arrived
         self.admitted_at = 0.0
         self.first_at = 0.0
@@ -127,6 +130,14 @@ class Visit:
             self._service.ttft.observe(self.first_at - self.arrived)
             if self._admitted is not None:
                 self._admitted.prefill_done()
+
+    def prompt_started(self, cached_tokens: int) -> None:
+        """A prompt of the request has its first token, and so many of its own were cached. Once for each prompt."""
+        self.first_token()
+        self._started += 1
+        self._cached += cached_tokens
+        if self._counted and self._started == len(self._need.prompts):
+            self._door.reporter.used(self._call.dispatch, self._need.prefill_tokens, self._cached)
 
     def generated(self, tokens: int) -> None:
         """So many new tokens in all."""

@@ -3,8 +3,8 @@
 Each router worker holds one watch. A dispatch is counted once its request is in the ledger or in the wait queue, so
 that the numbers of the very report that lists it include it; a report lists a watcher's newly counted ids, the first
 one of a watch all that are alive. Reports go out on a change of over 2 %, at most 20 a second to a watcher, at least
-one a second. A node sends no more than 200 a second in all: with many watchers each hears from it less often, whoever
-has waited longest first.
+one a second. With them go the true counts of dispatches, and what the engine's cache has lost. A node sends no more
+than 200 a second in all: with many watchers each hears from it less often, whoever has waited longest first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inference_node.engines.base import EngineStats
 from inference_node.rates import Ratio
 from inference_node.state import NodeState
 from shared.errors import LayaError, exhausted, invalid
-from shared.pb.laya.v1.node_pb2 import WatchResponse
+from shared.pb.laya.v1.node_pb2 import DispatchUsage, Eviction, WatchResponse
 
 CHANGE = 0.02
 SHORTEST_GAP = 0.05  # seconds between two reports to one watcher
@@ -26,6 +26,7 @@ RATE, BURST = 180.0, 20.0
 HEARTBEAT = 0.9  # a report a second at least, with room for a late timer; less often where the budget is less
 MAX_WATCHES = 512  # at the budget each of them still hears from the node within three seconds
 MAX_WATCHER_ID = 128
+MAX_TOLD = 512  # true counts, and evictions, that wait for a watch's next report; more are left out
 BUSY_WINDOW = 10.0  # busy seconds that rates look back on
 PREFIX_WINDOW = 50_000.0  # prompt tokens that the hit rate looks back on
 
@@ -117,7 +118,18 @@ class Budget:
 class Watch:
     """One router worker's stream of reports."""
 
-    __slots__ = ("_due", "_fresh", "_full", "_reporter", "_sequence", "sent", "sent_at", "watcher")
+    __slots__ = (
+        "_due",
+        "_evicted",
+        "_fresh",
+        "_full",
+        "_reporter",
+        "_sequence",
+        "_used",
+        "sent",
+        "sent_at",
+        "watcher",
+    )
 
     def __init__(self, reporter: Reporter, watcher: str) -> None:
         self._reporter = reporter
@@ -126,6 +138,8 @@ class Watch:
         self.sent_at = 0.0
         self._sequence = 0
         self._fresh: dict[str, None] = {}  # counted, not yet reported
+        self._used: list[DispatchUsage] = []
+        self._evicted: dict[str, int] = {}  # by dispatch: tokens kept
         self._full = True
         self._due = asyncio.Event()
 
@@ -138,6 +152,7 @@ class Watch:
         self._fresh.clear()
         load = reporter.load()
         message = reporter.message(load, self._sequence, ids, self._full)
+        self._tell(message)
         self._full = False
         self._sequence += 1
         self.sent, self.sent_at = load, reporter.clock()
@@ -155,6 +170,27 @@ class Watch:
     def counted(self, dispatch: str) -> None:
         """A dispatch of this watcher's is in the numbers from now on."""
         self._fresh[dispatch] = None
+
+    def used(self, dispatch: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """What one of this watcher's dispatches really was; goes with the next report, which it does not hasten."""
+        if len(self._used) < MAX_TOLD:
+            self._used.append(
+                DispatchUsage(dispatch=dispatch, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+            )
+
+    def evicted(self, dispatch: str, kept_tokens: int) -> None:
+        """Of its prompt, only so many leading tokens are still cached; goes with the next report."""
+        evicted = self._evicted
+        if dispatch in evicted or len(evicted) < MAX_TOLD:
+            evicted[dispatch] = min(kept_tokens, evicted.get(dispatch, kept_tokens))
+
+    def _tell(self, message: WatchResponse) -> None:
+        if self._used:
+            message.usages.extend(self._used)
+            self._used.clear()
+        if self._evicted:
+            message.evictions.extend(Eviction(dispatch=d, kept_tokens=kept) for d, kept in self._evicted.items())
+            self._evicted.clear()
 
     def ended(self, dispatch: str) -> None:
         """It has ended; its router knows from the stream's end."""
@@ -201,6 +237,16 @@ class Reporter:
                 del self._live[watcher]
         for watch in self._by_watcher.get(watcher, ()):
             watch.ended(dispatch)
+
+    def used(self, dispatch: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """A counted dispatch has its first token; its prompts really had so many tokens, and so many were cached."""
+        for watch in self._by_watcher.get(dispatch.rpartition("-")[0], ()):
+            watch.used(dispatch, prompt_tokens, cached_tokens)
+
+    def evicted(self, dispatch: str, kept_tokens: int) -> None:
+        """The engine's cache has lost what is behind so many tokens of a dispatch's prompt."""
+        for watch in self._by_watcher.get(dispatch.rpartition("-")[0], ()):
+            watch.evicted(dispatch, kept_tokens)
 
     def live(self, watcher: str) -> list[str]:
         """All counted dispatches of a watcher that have not ended."""

@@ -168,7 +168,7 @@ class _Run:
                 async with aclosing(engine.generate(job.generate)) as deltas:
                     async for delta in deltas:
                         if visit.first_at == 0.0:
-                            visit.first_token()
+                            visit.prompt_started(delta.cached_tokens)
                             self._cached = delta.cached_tokens
                         self._tokens += len(delta.token_ids)
                         if delta.finish_reason:

@@ -19,7 +19,7 @@ from inference_node.admission import Need
 from inference_node.call import Call
 from inference_node.door import Door, Visit
 from inference_node.engines.base import BadRequest, EngineError, Scope
-from inference_node.engines.context import first_token
+from inference_node.engines.context import dispatch, first_token
 from inference_node.prepare import Caps, refused
 from inference_node.state import NodeState, Serving
 from shared import headers as names
@@ -135,7 +135,8 @@ class OpenAIFront:
         io = _AppIO(reply, body, visit, serving.info.engine)
         context = contextvars.copy_context()
         if visit is not None:
-            context.run(first_token.set, visit.first_token)
+            context.run(first_token.set, visit.prompt_started)
+            context.run(dispatch.set, call.dispatch)
         scope = _scope(request, path, query, len(body), call)
         app = serving.engine.asgi_app()
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(

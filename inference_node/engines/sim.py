@@ -137,6 +137,7 @@ class SimEngine(Engine):
         self.check_call(call)
         request = SimRequest(call, self._seed, self._info.max_seq_len)
         loop = asyncio.get_running_loop()
+        told = False
         self._submit(request)
         try:
             while True:
@@ -145,7 +146,9 @@ class SimEngine(Engine):
                 if request.failed is not None:
                     raise request.failed
                 ready, request.ready = request.ready, []
-                signal_first_token()
+                if not told:
+                    told = True
+                    signal_first_token(max(ready[0].cached, 0) if ready else 0)
                 for sequence in ready:
                     yield sequence.delta()
                 if request.live == 0 and not request.ready:

@@ -53,7 +53,7 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
         async with aclosing(self.run(prompt, sampling_params, request_id, **kwargs)) as outputs:
             async for output in outputs:
                 if signal is not None:
-                    signal()
+                    signal(output.num_cached_tokens or 0)
                     signal = None
                 if not whole:
                     yield output

@@ -92,6 +92,15 @@ class LocalView(ClusterView):
                     kv_share=one.kv_share,
                     barrier_seconds=one.barrier_seconds,
                     reason=one.reason,
+                    pending_tokens=one.pending_tokens,
+                    pending_seconds=one.pending_seconds,
+                    reserved_seconds=one.reserved_seconds,
+                    prompt_seconds=one.prompt_seconds,
+                    prompt_weight=one.prompt_weight,
+                    step_seconds=one.step_seconds,
+                    unseen_seconds=one.unseen_seconds,
+                    stale_seconds=one.stale_seconds,
+                    penalty_seconds=one.penalty_seconds,
                 )
                 for one in found.candidates
             ],

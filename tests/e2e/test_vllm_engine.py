@@ -563,7 +563,8 @@ async def test_application_says_when_the_first_token_is_there(bench: Bench, extr
     seen: list[int] = []
     before = bench.engine.stats().generation_tokens
 
-    def listen() -> None:
+    def listen(cached: int) -> None:
+        assert cached == 0  # the prompt is shorter than a block
         seen.append(bench.engine.stats().generation_tokens - before)
 
     token = first_token.set(listen)

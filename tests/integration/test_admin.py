@@ -65,7 +65,10 @@ async def test_list_routes_and_explain_name_models_and_nodes(world: RouterWorld)
     answer = await router.admin.Explain(request, timeout=5)
     assert answer.node_id == "n1" and answer.summary
     assert [candidate.node_id for candidate in answer.candidates] == ["n1"]
-    assert answer.candidates[0].cost_seconds > 0 and answer.candidates[0].prefill_rate > 0
+    one = answer.candidates[0]
+    assert one.cost_seconds > 0 and one.prefill_rate > 0
+    terms = [f.name for f in one.DESCRIPTOR.fields if f.name.endswith("_seconds") and f.name != "cost_seconds"]
+    assert sum(getattr(one, name) for name in terms) == pytest.approx(one.cost_seconds)
 
 
 async def test_explaining_an_unknown_model_is_not_found_with_a_reason(world: RouterWorld) -> None:

@@ -35,6 +35,29 @@ async def test_a_visit_is_counted_held_and_let_go():
     assert counts(door)["ok"] == 1
 
 
+async def test_the_true_counts_of_a_dispatch_are_told_once_all_its_prompts_have_begun():
+    _, _, door, _ = parts()
+    watch = door.reporter.open("w")
+    async with door.visit("openai", call(), Need([100, 50], 60), 0, door.clock()) as visit:
+        await watch.next()
+        visit.first_token()  # the first byte of an answer says nothing of what was cached
+        visit.prompt_started(64)
+        assert not watch._used
+        visit.prompt_started(16)
+        visit.prompt_started(16)  # beam search asks again
+    watch.wake()
+    (told,) = (await watch.next()).usages
+    assert (told.dispatch, told.prompt_tokens, told.cached_tokens) == ("w-1", 150, 80)
+
+
+async def test_a_request_without_a_dispatch_tells_nothing():
+    _, _, door, _ = parts()
+    watch = door.reporter.open("w")
+    async with door.visit("openai", Call({}, "r"), Need([100], 60), 0, door.clock()) as visit:
+        visit.prompt_started(0)
+    assert not (await watch.next()).usages
+
+
 async def test_an_error_inside_lets_go_too():
     _, admission, door, _ = parts()
     with pytest.raises(ValueError):

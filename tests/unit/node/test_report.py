@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inference_node.admission import Admission, AdmissionSettings, Admitted, Need
 from inference_node.engines.base import EngineInfo, EngineStats
 from inference_node.memory import Ledger
-from inference_node.report import HEARTBEAT, MAX_WATCHES, EngineRates, Load, Reporter
+from inference_node.report import HEARTBEAT, MAX_TOLD, MAX_WATCHES, EngineRates, Load, Reporter
 from inference_node.state import NodeState, Serving
 from shared.config.schema import Config
 from shared.errors import LayaError
@@ -71,6 +71,36 @@ async def test_the_first_report_comes_at_once_and_has_the_full_live_set(parts):
     assert sorted(message.counted_dispatches) == ["w1-1", "w1-2"]
     assert message.kv_capacity_tokens == 16_000 and message.headroom_tokens == 16_000 - 160
     assert message.boot_id == state.boot_id and message.ready and message.running == 1
+
+
+async def test_counts_and_evictions_go_once_to_every_watch_of_their_watcher_and_to_no_other(parts):
+    _, _, reporter, _ = parts
+    one, two, other = reporter.open("w1"), reporter.open("w1"), reporter.open("w2")
+    reporter.used("w1-1", 100, 16)
+    reporter.evicted("w1-1", 64)
+    reporter.evicted("w1-1", 48)
+    reporter.evicted("w1-1", 56)
+    for watch in (one, two):
+        watch.wake()
+        message = await watch.next()
+        assert [(u.dispatch, u.prompt_tokens, u.cached_tokens) for u in message.usages] == [("w1-1", 100, 16)]
+        assert [(e.dispatch, e.kept_tokens) for e in message.evictions] == [("w1-1", 48)]
+        watch.wake()
+        message = await watch.next()
+        assert not message.usages and not message.evictions
+    other.wake()
+    message = await other.next()
+    assert not message.usages and not message.evictions
+
+
+async def test_what_waits_to_be_told_is_bounded(parts):
+    _, _, reporter, _ = parts
+    watch = reporter.open("w1")
+    for i in range(MAX_TOLD + 10):
+        reporter.used(f"w1-{i}", 1, 0)
+        reporter.evicted(f"w1-{i}", 0)
+    message = await watch.next()
+    assert len(message.usages) == len(message.evictions) == MAX_TOLD
 
 
 async def test_later_reports_list_what_is_counted_for_the_first_time(parts):

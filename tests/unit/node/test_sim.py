@@ -196,9 +196,11 @@ async def test_counters_grow_with_the_work(engine):
 
 async def test_the_first_token_is_signalled_to_whoever_listens(engine):
     told = []
-    first_token.set(lambda: told.append(1))
-    await collect(engine, call(max_tokens=2))
-    assert told
+    first_token.set(told.append)
+    text = "a prompt of more than one block of sixteen tokens, so that a second time it is found"
+    await collect(engine, call(text, max_tokens=5))
+    await collect(engine, call(text, max_tokens=5))
+    assert told[0] == 0 and told[1] >= 16 and len(told) == 2
 
 
 @pytest.mark.parametrize(
