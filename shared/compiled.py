@@ -27,12 +27,16 @@ MODULES: Final = (
         "types", "unseen", "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
-        "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "local", "methods", "phases",
-        "relay_stream", "scan", "wire",
+        "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "local", "methods", "peek",
+        "phases", "relay_stream", "scan", "wire",
     )),
+    *(f"router_node/gateway/{name}.py" for name in ("gateway", "http_relay", "reply", "tunnel")),
+    "shared/prefix.py",
     *(f"shared/net/{name}.py" for name in (
-        "align", "backlog", "budget", "client", "conn", "counters", "engine", "flusher", "fork", "gather", "grpc_wire",
-        "metered", "ngh2_engine", "outflow", "server", "splice", "stream", "turns", "vitals",
+        "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",
+        "gather", "grpc_wire", "http1", "http1_exchange", "http1_known", "http1_llhttp", "http1_parser", "http1_queue",
+        "http1_response", "http2_exchange", "metered", "ngh2_engine", "outflow", "server", "splice", "stream", "turns",
+        "uploads", "vitals",
     )),
 )  # fmt: skip
 """What is compiled, by paths below ``ROOT``."""

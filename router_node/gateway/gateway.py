@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import unquote_to_bytes
-
-import msgspec
 
 from router_node.gateway.http_relay import HttpRelay
+from router_node.gateway.models import MODELS, Models
 from router_node.gateway.reply import JSON, Cors, error_reply
 from router_node.gateway.tunnel import header_fields, request_message, request_opening
 from router_node.relay import fields as routing
@@ -21,11 +19,11 @@ from router_node.relay.peek import peek
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.ids import sane_request_id
-from shared.net.api import Headers, HttpExchange
+from shared.net.api import Headers
+from shared.net.exchange import HttpExchange
 
 # Passed to nodes through the tunnel, as the nodes' own list has it; each of these bodies is JSON with a "model".
 TUNNELLED: Final = (b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses")
-MODELS: Final = b"/v1/models"
 _GET: Final = (b"GET", b"HEAD")
 _MAX_TARGET: Final = 4096  # bytes
 _CONTENT_TYPE: Final = header_fields([JSON])
@@ -45,7 +43,7 @@ class _Route:
 class Gateway:
     """The handler of HTTP requests on the public port. ``ready`` says whether some node can serve."""
 
-    __slots__ = ("_cards", "_cards_of", "_core", "_cors", "_forward", "_ready", "_routes")
+    __slots__ = ("_core", "_cors", "_forward", "_models", "_ready", "_routes")
 
     def __init__(self, core: RelayCore, ready: Callable[[], bool]) -> None:
         self._core = core
@@ -53,8 +51,7 @@ class Gateway:
         self._cors = Cors(core.settings.cors_origins)
         self._forward = core.settings.forward_metadata | {names.TRACEPARENT, names.TRACESTATE}
         self._routes = {path: _Route(path) for path in TUNNELLED}
-        self._cards: dict[str, bytes] = {}
-        self._cards_of = b""
+        self._models = Models(core.table)
 
     def handle(self, exchange: HttpExchange) -> None:
         """Answer a request, now or later. Never raises."""
@@ -191,34 +188,13 @@ class Gateway:
             self._refuse(exchange, account, error, [*extra, (b"allow", allowed)])
         else:
             account.caller = self._core.authorizer.authorize(headers.get(b"authorization"))
-            self._finish(exchange, account, 200, [JSON, *extra], self._models(path))
+            self._finish(exchange, account, 200, [JSON, *extra], self._models.answer(path))
 
     def _finish(self, exchange: HttpExchange, account: Account, status: int, headers: Headers, body: bytes) -> None:
         account.code = status
         account.bytes_out = len(body)
         exchange.respond(status, [*headers, (names.REQUEST_ID, account.request_id)], body)
         account.end()
-
-    def _models(self, path: bytes) -> bytes:
-        """The list of models, or one of them. Raises LayaError NOT_FOUND naming those there are."""
-        whole = self._core.table.models_json()
-        if path == MODELS:
-            return whole
-        if whole is not self._cards_of:
-            cards = msgspec.json.decode(whole, type=_Cards).data
-            self._cards = {msgspec.json.decode(card, type=_Id).id: bytes(card) for card in cards}
-            self._cards_of = whole
-        name = unquote_to_bytes(path[len(MODELS) + 1 :]).decode("utf-8", "replace")
-        card = self._cards.get(name)
-        if card is None:
-            there = ", ".join(sorted(self._cards)[:32]) or "none yet"
-            raise LayaError(
-                Code.NOT_FOUND,
-                "MODEL_NOT_FOUND",
-                f"The model {name[:256]!r} does not exist: there are {there}.",
-                param="model",
-            )
-        return card
 
     def _health(self, exchange: HttpExchange, path: bytes) -> None:
         if path == b"/healthz":
@@ -227,11 +203,3 @@ class Gateway:
             exchange.respond(200, [JSON], b'{"status":"ready"}')
         else:
             exchange.respond(503, [JSON], b'{"status":"No node is ready to serve yet."}')
-
-
-class _Cards(msgspec.Struct):
-    data: list[msgspec.Raw]
-
-
-class _Id(msgspec.Struct):
-    id: str

@@ -20,7 +20,8 @@ from router_node.relay.fields import Fields
 from router_node.relay.methods import TUNNEL_PATH
 from shared import headers as names
 from shared.errors import Code, LayaError
-from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, ClientSink, ClientStream, Headers, HttpExchange
+from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, ClientStream, Headers
+from shared.net.exchange import HttpExchange
 from shared.net.grpc_wire import CONTENT_TYPE, error_from_response, error_from_trailers, format_timeout
 
 HOLD: Final = 256 << 10  # bytes of an answer that may be kept until it is whole
@@ -32,11 +33,14 @@ _OK: Final = (b"grpc-status", b"0")
 _NO_FIELDS: Final = Fields()  # until it begins
 _TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
 
-_WAITING, _HOLDING, _STREAMING, _OVER = range(4)
+_WAITING: Final = 0
+_HOLDING: Final = 1
+_STREAMING: Final = 2
+_OVER: Final = 3
 
 
-class HttpRelay(ClientSink):
-    """One attempt at a request: a node's stream and the client's exchange. Another attempt is another object.
+class HttpRelay:
+    """One attempt at a request: the ``ClientSink`` of a node's stream. Another attempt is another object.
 
     ``message`` is the framed request up to its body, ``forward`` the client's headers that pass to the node, ``extra``
     headers of every answer.

@@ -6,7 +6,8 @@ from typing import Final
 
 from shared import headers as names
 from shared.errors import LayaError
-from shared.net.api import Headers, HttpExchange
+from shared.net.api import Headers
+from shared.net.exchange import HttpExchange
 
 JSON: Final = (b"content-type", b"application/json")
 _WWW: Final = (b"www-authenticate", b'Bearer realm="laya"')

@@ -11,34 +11,14 @@ from typing import Final
 
 import msgspec
 
+from router_node.relay.body_fields import BodyFields, decode
 from router_node.relay.fields import MAX_MODEL, Fields
 from router_node.relay.settings import RelaySettings
 from shared.errors import Code, LayaError, invalid
 from shared.prefix import BLOCK_BYTES, PREFIX_BYTES, hash_blocks
 
 _MEDIA_BYTES: Final = 4096  # what one inline image or sound counts for in the prompt's length
-_EMPTY: Final = msgspec.Raw(b"")
-
-
-class Peek(msgspec.Struct):
-    """The fields of an OpenAI request that decide where it runs; the prompt is one of the raw ones."""
-
-    model: str | None = None
-    stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    priority: int | None = None
-    messages: msgspec.Raw = _EMPTY
-    prompt: msgspec.Raw = _EMPTY
-    input: msgspec.Raw = _EMPTY
-    query: msgspec.Raw = _EMPTY
-    documents: msgspec.Raw = _EMPTY
-
-
-_decode = msgspec.json.Decoder(Peek).decode
+_decode: Final = decode
 _FIELD = re.compile(r"\$\.(\w+)").search
 _INT32: Final = 2**31
 
@@ -82,7 +62,7 @@ def peek(body: bytes, into: Fields, settings: RelaySettings) -> None:
     _prompt(found, into)
 
 
-def _limit(found: Peek, most: int) -> int | None:
+def _limit(found: BodyFields, most: int) -> int | None:
     """The new tokens asked for; the newer name wins over the older, as in the engine."""
     limit = found.max_tokens
     if limit is not None and not 1 <= limit <= most:
@@ -102,7 +82,7 @@ def _out_of_bounds(name: str, value: int, most: int) -> LayaError:
     return invalid(f"The field '{name}' is {value}: it must be 1 to {most}.", name)
 
 
-def _prompt(found: Peek, into: Fields) -> None:
+def _prompt(found: BodyFields, into: Fields) -> None:
     # Only one of the first three is there in a sane request. The engine judges the rest.
     raw: msgspec.Raw = found.messages or found.prompt or found.input
     if not raw:

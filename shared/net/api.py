@@ -12,9 +12,11 @@ socket, so a relay answers ``on_sent`` of one side with ``consumed`` on the othe
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Protocol
+
+from shared.net.exchange import HttpExchange as HttpExchange
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -162,56 +164,6 @@ class Upstream(Protocol):
 
 # Called for each new request on an HTTP/2 connection; returns its owner, or None when it has been answered in full.
 Acceptor = Callable[[ServerStream, Headers, bool], ServerSink | None]
-
-
-class HttpExchange(ABC):
-    """One HTTP request and its answer, the same over HTTP/1.1 and HTTP/2.
-
-    The connection hands it to the handler once the body is whole (limits are enforced before). The handler answers
-    with ``respond``, or with ``start``, ``write`` and ``finish``, at any later time, from any callback or task.
-    Header names are lower case; hop-by-hop headers and framing (content-length, transfer-encoding) are the
-    connection's own business in both directions, except that a HEAD answer keeps the content-length it is given.
-    """
-
-    __slots__ = ("body", "headers", "method", "on_abort", "on_drain", "received_at", "target")
-
-    method: bytes
-    target: bytes  # path and query
-    headers: Headers
-    body: bytes
-    received_at: float  # time.perf_counter() at the request's last byte
-    on_abort: Callable[[], None] | None  # the client is gone before the answer was complete; called once
-    on_drain: Callable[[int], None] | None  # n bytes given to ``write`` have left for the socket
-
-    @abstractmethod
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """The whole answer at once."""
-
-    @abstractmethod
-    def start(self, status: int, headers: Headers) -> None:
-        """Begin an answer of unknown length."""
-
-    @abstractmethod
-    def write(self, data: bytes) -> None:
-        """Queue a part of the body; it goes out with this batch, never held back for more."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """End the body."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Cut the answer off so that the client sees it is incomplete (close, or reset of the stream)."""
-
-    @property
-    @abstractmethod
-    def queued(self) -> int:
-        """Bytes given to ``write`` that have not left for the socket."""
-
-    @property
-    @abstractmethod
-    def peer(self) -> str:
-        """Address of the client, for logs."""
 
 
 HttpHandler = Callable[[HttpExchange], None]

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from logging import ERROR
 from time import perf_counter
-from typing import cast
+from typing import Final, cast
 
 from shared import logging
 from shared.errors import LayaError
@@ -19,6 +19,7 @@ from shared.net.api import HttpHandler
 from shared.net.deadline import Deadline
 from shared.net.flusher import Flusher
 from shared.net.http1_exchange import Http1Exchange
+from shared.net.http1_known import KnownHeads
 from shared.net.http1_queue import RequestQueue
 from shared.net.http1_response import CONTINUE, HttpDate, last_answer
 from shared.net.settings import NetSettings
@@ -26,13 +27,22 @@ from shared.net.turns import TURN
 from shared.net.uploads import Uploads, crowded_error, late_head_error, stalled_error
 
 # What is waited for. A body is waited for in ``uploads``, all others by the timer.
-_NOTHING, _IDLE, _HEAD, _BODY, _STALL, _CLOSE, _LINGER = range(7)
+_NOTHING: Final = 0
+_IDLE: Final = 1
+_HEAD: Final = 2
+_BODY: Final = 3
+_STALL: Final = 4
+_CLOSE: Final = 5
+_LINGER: Final = 6
 
 _log = logging.get("http1")
 
 
-class Http1Protocol(asyncio.Protocol):
-    """One client's connection. Give it a transport by ``connection_made``, also one that is already open."""
+class Http1Protocol:
+    """One client's connection, an ``asyncio.Protocol`` by its methods (see ``conn``).
+
+    Give it a transport by ``connection_made``, also one that is already open.
+    """
 
     __slots__ = (
         "_current",
@@ -66,7 +76,9 @@ class Http1Protocol(asyncio.Protocol):
         uploads: Uploads,
         on_close: Callable[[Http1Protocol], None] | None = None,
         date: HttpDate | None = None,
+        heads: KnownHeads | None = None,
     ) -> None:
+        """``date`` and ``heads`` are shared with other connections."""
         self.touched = False
         self.peer = ""  # address of the client, for logs
         self.draining = False  # the answer that is running is the last
@@ -77,7 +89,7 @@ class Http1Protocol(asyncio.Protocol):
         self._uploads = uploads
         self._on_close = on_close
         self._deadline = Deadline(flusher.loop, self._expired)
-        self._queue = RequestQueue(self, settings, uploads)
+        self._queue = RequestQueue(self, settings, uploads, heads)
         self._transport: asyncio.Transport | None = None
         self._current: Http1Exchange | None = None
         self._out: list[bytes] = []
@@ -85,6 +97,11 @@ class Http1Protocol(asyncio.Protocol):
         self._paused = self._running = self._ending = False
         self._reading = True
         self._phase = _NOTHING
+
+    @property
+    def protocol(self) -> asyncio.Protocol:
+        """The connection as what a transport takes."""
+        return cast(asyncio.Protocol, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is open."""
@@ -99,13 +116,14 @@ class Http1Protocol(asyncio.Protocol):
         if self._ending:
             return
         flusher = self.flusher
+        queue = self._queue
         until = perf_counter() + TURN
         outer = flusher.enter()
         try:
-            self._queue.put(data)
+            queue.put(data)
             if self._current is None:
                 self._run()
-            if self._queue.full:
+            if queue.full:
                 self._read(False)
             elif perf_counter() > until:  # a body in tiny chunks, say: the kernel's next read waits for others
                 self._read(False)
@@ -237,16 +255,20 @@ class Http1Protocol(asyncio.Protocol):
             return
         self._running = True
         queue = self._queue
-        until = perf_counter() + TURN
+        until = 0.0
         try:
-            while self._current is None and not (self._paused or self._ending):
+            while self._free():
                 exchange = queue.next()
                 if exchange is not None:
                     self._dispatch(exchange)
-                    if perf_counter() > until and self._current is None and not queue.empty:
-                        self.flusher.counters.turns_over += 1
-                        self.flusher.loop.call_soon(self._go_on)
-                        break
+                    if queue.more and self._free():
+                        now = perf_counter()
+                        if not until:
+                            until = now + TURN
+                        if now > until:
+                            self.flusher.counters.turns_over += 1
+                            self.flusher.loop.call_soon(self._go_on)
+                            break
                 elif queue.refusal is not None:
                     self._refuse(queue.refusal)
                 else:
@@ -257,6 +279,10 @@ class Http1Protocol(asyncio.Protocol):
             self._wait()
         if not (self._reading or queue.full):
             self._read(True)
+
+    def _free(self) -> bool:
+        """A request can be answered now."""
+        return self._current is None and not (self._paused or self._ending)
 
     def _go_on(self) -> None:
         outer = self.flusher.enter()

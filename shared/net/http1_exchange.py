@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shared.errors import Code, LayaError
-from shared.net.api import Headers, HttpExchange
+from shared.net.exchange import HttpExchange, RequestHead
 from shared.net.http1_response import CHUNKED, CLOSE, KEEP_ALIVE, NO_CONTENT, error_answer, given_length, head
 
 if TYPE_CHECKING:
+    from shared.net.api import Headers
     from shared.net.http1 import Http1Protocol
 
-_FRESH, _STARTED, _ENDED = range(3)
-_JOIN = 32 << 10  # a body up to this leaves in one piece with its head
+_FRESH: Final = 0
+_STARTED: Final = 1
+_ENDED: Final = 2
+_JOIN: Final = 32 << 10  # a body up to this leaves in one piece with its head
 
 # How the body is marked off.
-_BY_CHUNKS, _BY_CLOSE, _NO_BODY = range(3)
-_LAST_CHUNK = b"0\r\n\r\n"
+_BY_CHUNKS: Final = 0
+_BY_CLOSE: Final = 1
+_NO_BODY: Final = 2
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class Http1Exchange(HttpExchange):
@@ -28,26 +32,17 @@ class Http1Exchange(HttpExchange):
 
     __slots__ = ("_conn", "_framing", "_keep", "_modern", "_state")
 
-    def __init__(
-        self,
-        conn: Http1Protocol,
-        method: bytes,
-        target: bytes,
-        headers: Headers,
-        body: bytes,
-        keep: bool,
-        modern: bool,
-    ) -> None:
-        self.method = method
-        self.target = target
-        self.headers = headers
+    def __init__(self, conn: Http1Protocol, head: RequestHead, body: bytes) -> None:
+        self.head = head
+        self.method = head.method
+        self.target = head.target
+        self.headers = head.headers
         self.body = body
-        self.received_at = perf_counter()
         self.on_abort = None
         self.on_drain = None
         self._conn = conn
-        self._keep = keep
-        self._modern = modern
+        self._keep = head.keep
+        self._modern = head.modern
         self._state = _FRESH
         self._framing = _BY_CHUNKS
 

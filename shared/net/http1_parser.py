@@ -1,366 +1,152 @@
-"""HTTP/1.1 requests out of bytes, by httptools, with what RFC 9112 asks of a server on top of it. Sans-I/O.
+"""HTTP/1.1 requests out of bytes. Sans-I/O.
 
-llhttp refuses by itself: both or several lengths, bare LF and CR, folded headers, bad names and values, bad chunks.
-Refused here: a request without exactly one good Host, transfer codings other than one ``chunked``, HTTP versions other
-than 1.0 and 1.1, targets that are neither a path nor an http URL, unknown expectations, and whatever is too large.
+llhttp parses what has not been seen before, with the rules of ``http1_llhttp``. A head that came before on the same
+connection is not parsed again (``http1_known``), and the body behind it goes by its length alone.
 
 The outcome depends on the bytes alone, not on how they were cut into reads.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Final
 
-import httptools
-
-from shared.errors import Code, LayaError, invalid
-from shared.net.api import Headers
+from shared.net.exchange import RequestHead
 from shared.net.gather import Piece, gather, whole
+from shared.net.http1_known import MOST_BYTES, KnownHeads
+from shared.net.http1_llhttp import BodyGate, Llhttp, OnRequest, body_too_large
+from shared.net.http1_llhttp import Refusal as Refusal
 
-# A callback for each whole request: method, target, headers, body, keep-alive, whether the client speaks HTTP/1.1.
-OnRequest = Callable[[bytes, bytes, Headers, bytes, bool, bool], None]
-
-# Method, target, headers and the body's length, None for chunks: an error where the body is not wanted.
-BodyGate = Callable[[bytes, bytes, Headers, int | None], LayaError | None]
-
-_IDLE, _HEAD, _BODY, _DONE = range(4)
-
-# Headers that speak of the connection or of framing: read here, and not passed on (Host alone is).
-_HOST, _LENGTH, _CODING, _CONNECTION, _EXPECT, _UPGRADE, _HOP = range(1, 8)
-_SPECIAL: Final = {
-    b"host": _HOST,
-    b"content-length": _LENGTH,
-    b"transfer-encoding": _CODING,
-    b"connection": _CONNECTION,
-    b"expect": _EXPECT,
-    b"keep-alive": _HOP,
-    b"proxy-connection": _HOP,
-    b"te": _HOP,
-    b"trailer": _HOP,
-    b"upgrade": _UPGRADE,
-    b"http2-settings": _HOP,
-}
-
-_HEADER_COST = 32  # beside its bytes, as HTTP/2 counts a header list (RFC 9113, section 6.5.2)
-_HEAD_SLACK = 1024  # bytes of a head that are neither target, name nor value
-_CHUNK_SLACK = 64 << 10  # framing bytes a chunked body may have beside eight for each byte of content
-_good_host = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?").fullmatch
-_absolute = re.compile(rb"https?://([^/?#@]+)(/[^#]*|\?[^#]*)?", re.IGNORECASE).fullmatch
-
-
-class Refusal(Exception):
-    """Why a request is refused: ``reason`` is a short name for counters, ``error`` is what the client is told."""
-
-    def __init__(self, reason: str, error: LayaError) -> None:
-        super().__init__(error.message)
-        self.reason = reason
-        self.error = error
-
-
-def _refused(reason: str, message: str, status: int = 400) -> Refusal:
-    error = invalid(message)
-    error.http_status = status
-    return Refusal(reason, error)
+SLICE: Final = 16 << 10  # bytes parsed at once, so that one read cannot make more requests than this holds
+_DIGITS: Final = 10  # of a content-length that is looked at closely
 
 
 class RequestParser:
-    """Parses one connection's requests; ``on_request`` is called for each within ``feed``.
+    """Parses one connection's requests; ``on_request`` is called for each within ``take``.
 
     ``max_header`` bounds a request's head as HTTP/2 counts it: target, names and values, and 32 bytes a header.
     """
 
-    __slots__ = (
-        "_body",
-        "_chunked",
-        "_close",
-        "_expect",
-        "_feeding",
-        "_gate",
-        "_got",
-        "_headers",
-        "_host",
-        "_host_seen",
-        "_keep",
-        "_kept",
-        "_length",
-        "_max_body",
-        "_max_header",
-        "_method",
-        "_modern",
-        "_nominated",
-        "_on_request",
-        "_parser",
-        "_raw",
-        "_state",
-        "_target",
-        "_upgrade",
-    )
+    __slots__ = ("_body", "_gate", "_got", "_head", "_left", "_max_body", "_on_request", "_parser")
 
-    def __init__(self, on_request: OnRequest, max_header: int, max_body: int, gate: BodyGate | None = None) -> None:
-        """``gate`` is asked before a body is taken, and may refuse it."""
+    def __init__(
+        self,
+        on_request: OnRequest,
+        max_header: int,
+        max_body: int,
+        gate: BodyGate | None = None,
+        heads: KnownHeads | None = None,
+    ) -> None:
+        """``gate`` is asked before a body is taken, and may refuse it; ``heads`` are shared with other connections."""
         self._on_request: OnRequest | None = on_request
         self._gate = gate
-        self._max_header = max_header
         self._max_body = max_body
-        self._parser = httptools.HttpRequestParser(self)
-        self._state = _IDLE
-        self._raw = self._feeding = 0
-        self._host_seen = b""
-        self._reset()
-
-    def _reset(self) -> None:
-        self._target = b""
-        self._headers: Headers = []
-        self._host: bytes | None = None
-        self._length: int | None = None
-        self._chunked = False
-        self._close = self._keep = self._upgrade = self._expect = False
-        self._nominated: set[bytes] | None = None
-        self._body: list[Piece] = []
+        self._parser = Llhttp(on_request, max_header, max_body, gate, heads if heads is not None else KnownHeads())
+        self._head: RequestHead | None = None  # of a request whose body goes by its length alone, and lacks
+        self._left = 0  # so many bytes
         self._got = 0
+        self._body: list[Piece] = []
 
     @property
     def idle(self) -> bool:
         """Between requests: no byte of the next one has come."""
-        return self._state == _IDLE
+        return not self._left and self._parser.idle
 
     @property
     def in_head(self) -> bool:
         """Inside a request's line or headers."""
-        return self._state == _HEAD
+        return self._parser.in_head
 
     @property
     def expecting(self) -> bool:
         """The client waits for 100 Continue before it sends its body."""
-        return self._expect and self._state == _BODY and not self._got
+        return self._parser.expecting
 
     @property
     def held(self) -> int:
         """Bytes of the body that is arriving."""
-        return self._got
+        return self._got if self._left else self._parser.held
 
     def continued(self) -> None:
         """100 Continue has been sent."""
-        self._expect = False
+        self._parser.continued()
 
     def drop(self) -> None:
         """Let go of the request that is arriving: it is refused, and nothing follows it."""
-        self._state = _DONE
-        self._reset()
+        self._left = 0
+        self._body = []
+        self._parser.drop()
 
     def release(self) -> None:
         """Break the reference cycle with httptools; call it when the connection is gone."""
-        self._state = _DONE
-        self._on_request = self._gate = None
-        del self._parser
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """Parse; raises Refusal, after which nothing more can be fed. Bytes after the last request are ignored."""
-        if self._state == _DONE:
-            return
-        before = self._state
-        self._feeding = len(data)
-        if before != _IDLE:
-            self._raw += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._without_upgrade(data, upgrade.args[0])
-        except httptools.HttpParserCallbackError as wrapper:
-            cause = wrapper.__context__
-            raise cause if isinstance(cause, Refusal) else wrapper from None
-        except httptools.HttpParserError as error:
-            if self._state != _DONE:
-                raise _from_llhttp(error) from None
-        if before != _IDLE and self._state == before:
-            self._check_raw()
-
-    def _check_raw(self) -> None:
-        """Bound what leads to no progress: a header that does not end, and chunk framing without content."""
-        if self._state == _HEAD and self._raw > self._max_header + _HEAD_SLACK:
-            raise self._head_too_large()
-        if self._state == _BODY and self._chunked and self._raw > 8 * self._got + _CHUNK_SLACK:
-            raise _refused("chunk_overhead", "The chunks of the request body are mostly framing: send larger chunks.")
-
-    def _without_upgrade(self, data: bytes | memoryview, offset: int) -> None:
-        """Serve a request that asks for another protocol as if it did not, and take no further one.
-
-        llhttp believes such a request to have no body. Where its headers say it has, a parser that sees the same
-        framing without the upgrade reads it.
-        """
-        if self._state != _BODY:
-            return
-        framing = b"transfer-encoding: chunked" if self._chunked else b"content-length: %d" % (self._length or 0)
-        self._parser = httptools.HttpRequestParser(_BodyOnly(self))
-        self._parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n" + framing + b"\r\n\r\n")
-        self.feed(memoryview(data)[offset:])
-
-    # Called by httptools.
-
-    def on_message_begin(self) -> None:
-        """A request line begins."""
-        self._reset()
-        self._raw = 0
-        self._state = _HEAD
-
-    def on_url(self, piece: bytes) -> None:
-        """A part of the target."""
-        self._target += piece
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; or one trailer of a chunked body, which nobody reads. ``_check_raw`` bounds how many."""
-        self._headers.append((name, value))
-
-    def _sort_headers(self) -> Headers:
-        """The headers to pass on, in lower case; those that are ours are read."""
-        headers = self._headers
-        # What came in is at least what a head has: only a large one is measured to the byte.
-        if self._raw + self._feeding + _HEADER_COST * len(headers) > self._max_header:
-            size = len(self._target) + sum(len(name) + len(value) + _HEADER_COST for name, value in headers)
-            if size > self._max_header:
-                raise self._head_too_large()
-        kept: Headers = []
-        kind_of = _SPECIAL.get
-        for name, value in headers:
-            name = name.lower()
-            kind = kind_of(name)
-            if kind is None:
-                kept.append((name, value.rstrip()))
-            elif kind == _LENGTH:
-                self._length = int(value)  # llhttp let digits through only, once
-            elif kind == _HOST and self._host is None and value == self._host_seen:
-                self._host = value
-            else:
-                self._special(kind, value.rstrip())
-        return kept
-
-    def _special(self, kind: int, value: bytes) -> None:
-        if kind == _HOST:
-            if self._host is not None:
-                raise _refused("host", "The request has more than one Host header: send exactly one.")
-            if not _good_host(value):
-                raise _refused("host", "The Host header is not a host name or address with an optional port.")
-            self._host = self._host_seen = value
-        elif kind == _CODING:
-            if self._chunked or value.lower() != b"chunked":
-                raise _refused("framing", "The only transfer coding supported is a single chunked.", 501)
-            self._chunked = True
-        elif kind == _CONNECTION:
-            self._connection(value.lower())
-        elif kind == _UPGRADE:
-            self._upgrade = True
-        elif kind == _EXPECT:
-            if value.lower() != b"100-continue":
-                raise _refused("expectation", "The only expectation supported is 100-continue.", 417)
-            self._expect = True
-
-    def _connection(self, value: bytes) -> None:
-        for token in value.split(b","):
-            token = token.strip(b" \t")
-            if token == b"close":
-                self._close = True
-            elif token == b"keep-alive":
-                self._keep = True
-            elif token and token != b"host":
-                if self._nominated is None:
-                    self._nominated = set()
-                self._nominated.add(token)
-
-    def on_headers_complete(self) -> None:
-        """The head is whole: check it before any of the body is taken."""
-        parser = self._parser
-        version = parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise _refused("version", f"HTTP/{version} is not spoken here: use HTTP/1.1 or HTTP/2.", 505)
-        self._modern = version == "1.1"
-        headers = self._sort_headers()
-        method = self._method = parser.get_method()
-        if self._host is None and self._modern:
-            raise _refused("host", "The request has no Host header: HTTP/1.1 needs exactly one.")
-        if self._chunked and not self._modern:
-            raise _refused("framing", "An HTTP/1.0 request cannot be chunked: send a content-length.")
-        if self._target[:1] != b"/" or b"#" in self._target:
-            self._resolve_target(method)
-        if self._host is not None:
-            headers.append((b"host", self._host))
-        if self._length is not None and self._length > self._max_body:
-            raise self._body_too_large()
-        if self._nominated is not None:
-            headers = [pair for pair in headers if pair[0] not in self._nominated]
-        if self._gate is not None and (self._chunked or self._length):
-            error = self._gate(method, self._target, headers, self._length)
-            if error is not None:
-                raise Refusal("refused_early", error)
-        self._expect = self._expect and self._modern and (self._chunked or bool(self._length))
-        self._upgrade = self._upgrade and parser.should_upgrade()
-        self._kept = headers
-        self._raw = 0
-        self._state = _BODY
-
-    def _resolve_target(self, method: bytes) -> None:
-        """``*`` and the absolute form; its authority replaces Host (RFC 9112, section 3.2.2)."""
-        if method == b"CONNECT":
-            raise _refused("target", "CONNECT is not supported: this server is not a proxy.", 501)
-        if self._target == b"*" and method == b"OPTIONS":
-            return
-        match = _absolute(self._target)
-        if match is None or not _good_host(match[1]):
-            raise _refused("target", "The request target must be a path that begins with /, or an http URL.")
-        path = match[2] or b"/"
-        self._target = path if path[:1] == b"/" else b"/" + path
-        self._host = match[1]
-
-    def on_body(self, piece: bytes) -> None:
-        """A part of the body."""
-        got = self._got = self._got + len(piece)
-        if got > self._max_body:
-            raise self._body_too_large()
-        gather(self._body, piece)
-
-    def on_message_complete(self) -> None:
-        """The request is whole, unless llhttp takes its body for another protocol's bytes."""
-        last = self._close or not (self._modern or self._keep)
-        if self._upgrade:
-            if self._chunked or self._length:
-                return
-            last = True
-        self._complete(last)
-
-    def on_body_complete(self) -> None:
-        """The body of a request that asked for another protocol is whole."""
-        self._complete(last=True)
-
-    def _complete(self, last: bool) -> None:
-        body = whole(self._body)
+        self._left = 0
         self._body = []
-        self._state = _DONE if last else _IDLE
+        self._on_request = self._gate = None
+        self._parser.release()
+
+    def feed(self, data: bytes) -> None:
+        """``take`` all of it."""
+        at = 0
+        while at < len(data):
+            at = self.take(data, at)
+
+    def take(self, data: bytes, at: int) -> int:
+        """Parse some bytes from ``at`` on; returns where to go on.
+
+        Raises Refusal, after which nothing more can be taken. Bytes after the last request are ignored.
+        """
+        if self._left:
+            return self._more(data, at)
+        parser = self._parser
+        stop = min(len(data), at + SLICE)
+        if parser.idle:
+            known = parser.known
+            if known is not None and data.startswith(known.prefix, at):
+                end = self._again(known, data, at + len(known.prefix))
+                if end:
+                    return end
+            first = data[at]
+            if first != 0x0D and first != 0x0A:  # empty lines may come before a request
+                end = data.find(b"\r\n\r\n", at, min(stop, at + MOST_BYTES))
+                if end > 0:
+                    parser.raw_head = data[at : end + 4]
+        parser.feed(data if not at and stop == len(data) else memoryview(data)[at:stop])
+        return stop
+
+    def _again(self, head: RequestHead, data: bytes, at: int) -> int:
+        """Perhaps a request with a known head, as far as ``at``: returns where it or the data ends, 0 if it is not."""
+        size = 0
+        if head.sized:
+            end = data.find(b"\r", at, at + _DIGITS + 1)
+            digits = data[at : max(end, at)]
+            if not digits.isdigit() or not data.startswith(head.suffix, end):
+                return 0
+            at = end + len(head.suffix)
+            size = int(digits)
+            if size > self._max_body:
+                raise body_too_large(self._max_body)
+            if size and self._gate is not None:
+                error = self._gate(head.method, head.target, head.headers, size)
+                if error is not None:
+                    raise Refusal("refused_early", error)
+        if len(data) - at < size:
+            self._head = head
+            self._left = size
+            self._got = 0
+            return self._more(data, at) if len(data) > at else at
         if self._on_request is not None:
-            self._on_request(self._method, self._target, self._kept, body, not last, self._modern)
+            self._on_request(head, data[at : at + size])
+        return at + size
 
-    def _head_too_large(self) -> Refusal:
-        text = f"The request's headers are limited to {self._max_header} bytes: send fewer or shorter ones."
-        return _refused("header_too_large", text, 431)
-
-    def _body_too_large(self) -> Refusal:
-        text = f"The request body is limited to {self._max_body} bytes: send less."
-        error = LayaError(Code.INVALID_ARGUMENT, "BODY_TOO_LARGE", text, http_status=413)
-        return Refusal("body_too_large", error)
-
-
-class _BodyOnly:
-    """Hands on the body of a request whose head has been read."""
-
-    def __init__(self, owner: RequestParser) -> None:
-        self.on_body = owner.on_body
-        self.on_message_complete = owner.on_body_complete
-
-
-def _from_llhttp(error: httptools.HttpParserError) -> Refusal:
-    text = str(error)
-    if isinstance(error, httptools.HttpParserInvalidMethodError):
-        return _refused("garbage", "These bytes are no HTTP request: speak HTTP/1.1 or HTTP/2 on this port.")
-    if "Content-Length" in text or "Transfer-Encoding" in text:
-        return _refused("framing", f"The request's length is ambiguous or malformed ({text}).")
-    return _refused("malformed", f"The request is malformed ({text}).")
+    def _more(self, data: bytes, at: int) -> int:
+        """A part of a body that goes by its length."""
+        stop = min(len(data), at + self._left)
+        gather(self._body, data[at:stop])
+        self._got += stop - at
+        self._left -= stop - at
+        if not self._left:
+            body = whole(self._body)
+            self._body = []
+            head, self._head = self._head, None
+            if head is not None and self._on_request is not None:
+                self._on_request(head, body)
+        return stop

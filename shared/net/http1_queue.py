@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shared.errors import LayaError
-from shared.net.api import Headers
+from shared.net.exchange import RequestHead
 from shared.net.http1_exchange import Http1Exchange
+from shared.net.http1_known import KnownHeads
 from shared.net.http1_parser import Refusal, RequestParser
 
 if TYPE_CHECKING:
@@ -15,22 +16,25 @@ if TYPE_CHECKING:
     from shared.net.settings import NetSettings
     from shared.net.uploads import Uploads
 
-_SLICE = 16 << 10  # parsed at once, so that one read cannot make more requests than this holds
-_AHEAD = 64 << 10  # bytes held before the connection should stop reading
+_AHEAD: Final = 64 << 10  # bytes held before the connection should stop reading
 
 
 class RequestQueue:
     """The requests of one connection in order. Bytes are parsed only when a request is asked for."""
 
-    __slots__ = ("_conn", "_held", "_parser", "_pieces", "_ready", "refusal")
+    __slots__ = ("_at", "_conn", "_data", "_held", "_parser", "_pieces", "_ready", "refusal")
 
-    def __init__(self, conn: Http1Protocol, settings: NetSettings, uploads: Uploads) -> None:
+    def __init__(
+        self, conn: Http1Protocol, settings: NetSettings, uploads: Uploads, heads: KnownHeads | None = None
+    ) -> None:
         self._conn = conn
         self._parser = RequestParser(
-            self._on_request, settings.max_header_bytes, settings.max_body_bytes, uploads.refusal
+            self._on_request, settings.max_header_bytes, settings.max_body_bytes, uploads.refusal, heads
         )
         self._ready: deque[Http1Exchange] = deque()
-        self._pieces: deque[bytes | memoryview] = deque()
+        self._data = b""  # bytes that are being parsed, those before ``_at`` have been
+        self._at = 0
+        self._pieces: deque[bytes] = deque()  # what follows them
         self._held = 0
         self.refusal: LayaError | None = None  # why nothing follows the requests that are ready
 
@@ -45,6 +49,11 @@ class RequestQueue:
         return self._held > _AHEAD
 
     @property
+    def more(self) -> bool:
+        """Some of what has arrived is not answered, and may be a whole request."""
+        return self._held > 0 or bool(self._ready)
+
+    @property
     def empty(self) -> bool:
         """Nothing has arrived that is not answered, not even a part of a request."""
         return not self._held and not self._ready and self._parser.idle
@@ -52,7 +61,10 @@ class RequestQueue:
     def put(self, data: bytes) -> None:
         """Bytes from the client."""
         if self.refusal is None:
-            self._pieces.append(data)
+            if self._data:
+                self._pieces.append(data)
+            else:
+                self._data = data
             self._held += len(data)
 
     def next(self) -> Http1Exchange | None:
@@ -71,31 +83,34 @@ class RequestQueue:
     def clear(self) -> None:
         """Drop all of it."""
         self._ready.clear()
-        self._pieces.clear()
-        self._held = 0
+        self._forget()
 
     def release(self) -> None:
         """Drop all of it for good: the connection is gone."""
         self.clear()
         self._parser.release()
 
+    def _forget(self) -> None:
+        self._pieces.clear()
+        self._data = b""
+        self._at = self._held = 0
+
     def _feed(self) -> None:
-        piece = self._pieces.popleft()
-        if len(piece) > _SLICE:
-            whole = memoryview(piece)
-            self._pieces.appendleft(whole[_SLICE:])
-            piece = whole[:_SLICE]
-        self._held -= len(piece)
+        data, at = self._data, self._at
         try:
-            self._parser.feed(piece)
+            stop = self._parser.take(data, at)
         except Refusal as refusal:
-            self._pieces.clear()
-            self._held = 0
+            self._forget()
             self._parser.drop()
             self.refusal = refusal.error
             self._conn.flusher.counters.count("http_" + refusal.reason)
+            return
+        if stop < len(data):
+            self._at = stop
+        else:
+            self._data = self._pieces.popleft() if self._pieces else b""
+            self._at = 0
+        self._held -= stop - at
 
-    def _on_request(
-        self, method: bytes, target: bytes, headers: Headers, body: bytes, keep: bool, modern: bool
-    ) -> None:
-        self._ready.append(Http1Exchange(self._conn, method, target, headers, body, keep, modern))
+    def _on_request(self, head: RequestHead, body: bytes) -> None:
+        self._ready.append(Http1Exchange(self._conn, head, body))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from logging import ERROR
-from time import perf_counter
+from typing import Final
 
 from shared import logging
 from shared.errors import Code, LayaError, invalid
-from shared.net.api import INTERNAL_ERROR, Headers, HttpExchange, HttpHandler, ServerSink, ServerStream
+from shared.net.api import INTERNAL_ERROR, Headers, HttpHandler, ServerSink, ServerStream
+from shared.net.exchange import HttpExchange, RequestHead
 from shared.net.flusher import Flusher
 from shared.net.gather import Piece, gather, whole
 from shared.net.http1_response import HOP_BY_HOP, NO_CONTENT, HttpDate, error_answer, given_length
 from shared.net.settings import NetSettings
 from shared.net.uploads import Uploads, crowded_error, stalled_error
 
-_UPLOADING, _FRESH, _STARTED, _ENDED = range(4)
-_DROPPED = HOP_BY_HOP | {b"expect"}
+_UPLOADING: Final = 0
+_FRESH: Final = 1
+_STARTED: Final = 2
+_ENDED: Final = 3
+_DROPPED: Final = HOP_BY_HOP | {b"expect"}
 
 _log = logging.get("http2")
 
@@ -54,8 +58,8 @@ class Http2Front:
             exchange.fail()
 
 
-class Http2Exchange(HttpExchange, ServerSink):
-    """An HttpExchange over HTTP/2. Calls after the end, or after the client is gone, do nothing.
+class Http2Exchange(HttpExchange):
+    """An HttpExchange over HTTP/2, a ``ServerSink``. Calls after the end, or after the client is gone, do nothing.
 
     ``on_drain`` is not called after ``finish``; ``on_abort`` is not called for the owner's own ``abort``.
     """
@@ -71,7 +75,6 @@ class Http2Exchange(HttpExchange, ServerSink):
         self._length: int | None = None
         self.method = self.target = self.body = b""
         self.headers = []
-        self.received_at = 0.0
         self.on_abort = None
         self.on_drain = None
 
@@ -233,7 +236,7 @@ class Http2Exchange(HttpExchange, ServerSink):
             return
         parts, self._parts = self._parts, []
         self.body = whole(parts)
-        self.received_at = perf_counter()
+        self.head = RequestHead(self.method, self.target, self.headers)
         self._state = _FRESH
         self._front.dispatch(self)
 

@@ -16,6 +16,7 @@ from shared.net.api import Acceptor, HttpHandler
 from shared.net.flusher import Flusher
 from shared.net.fork import Fork
 from shared.net.http1 import Http1Protocol
+from shared.net.http1_known import KnownHeads
 from shared.net.http1_response import HttpDate
 from shared.net.http2_exchange import Http2Front
 from shared.net.server import H2ServerProtocol
@@ -64,6 +65,7 @@ class Listener:
         self._tls = tls
         self._reuse_port = reuse_port
         self._date = HttpDate()
+        self._heads = KnownHeads()
         self._uploads = Uploads(flusher.loop, settings.body_timeout, upload_limit(settings.max_body_bytes))
         self._uploads.gate = gate
         http2 = Http2Front(http_handler, settings, flusher, self._uploads, self._date)
@@ -145,12 +147,18 @@ class Listener:
             self._ages.add(conn, conn.go_away)
         else:
             conn = Http1Protocol(
-                self._http_handler, self._settings, self._flusher, self._uploads, self._gone, self._date
+                self._http_handler,
+                self._settings,
+                self._flusher,
+                self._uploads,
+                self._gone,
+                self._date,
+                self._heads,
             )
             # Its next answer says that it is the last: closed while idle, it could cross a request.
             self._ages.add(conn, partial(setattr, conn, "draining", True))
         self._served.add(conn)
-        return conn.protocol if isinstance(conn, H2ServerProtocol) else conn
+        return conn.protocol
 
     def _gone(self, conn: Served) -> None:
         self._served.discard(conn)

@@ -18,6 +18,7 @@ from shared.errors import Code, LayaError, percent_decode
 from shared.net import grpc_wire
 from shared.net.api import Headers, HttpExchange, ServerSink, ServerStream
 from shared.net.client import ClientOwner, H2ClientProtocol
+from shared.net.exchange import RequestHead
 from shared.net.flusher import Flusher
 from shared.net.grpc_wire import Deframer
 from shared.net.http1_parser import Refusal, RequestParser
@@ -50,7 +51,11 @@ def http1_parser(data: bytes) -> None:
     outcomes = []
     for pieces in ([data], cuts(data, len(data))):
         seen: list[Any] = []
-        parser = RequestParser(lambda *request, seen=seen: seen.append(request), MAX_HEADER, MAX_BODY)  # type: ignore[misc]
+
+        def on_request(head: RequestHead, body: bytes, seen: list[Any] = seen) -> None:
+            seen.append((head.method, head.target, head.headers, body, head.keep, head.modern))
+
+        parser = RequestParser(on_request, MAX_HEADER, MAX_BODY)
         try:
             for piece in pieces:
                 parser.feed(piece)

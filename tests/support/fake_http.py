@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shared.net.api import Headers, HttpExchange
+from shared.net.api import Headers
+from shared.net.exchange import HttpExchange, RequestHead
 
 
 class FakeExchange(HttpExchange):
@@ -15,7 +16,7 @@ class FakeExchange(HttpExchange):
         self.target = target
         self.headers = headers or []
         self.body = body
-        self.received_at = 0.0
+        self.head = RequestHead(method, target, self.headers)
         self.on_abort = None
         self.on_drain = None
         self.status = 0

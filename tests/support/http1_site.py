@@ -68,7 +68,7 @@ async def site(handler: HttpHandler | None = None, **changes: object) -> AsyncIt
     made = Site(handler)
     settings = replace(NetSettings(), **changes)  # type: ignore[arg-type]
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: made.make(settings), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: made.make(settings).protocol, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     try:
         yield made

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.net.api import Headers
+from shared.net.exchange import RequestHead
 from shared.net.http1_parser import Refusal, RequestParser
 
 Seen = list[tuple[bytes, bytes, Headers, bytes, bool, bool]]
@@ -20,7 +21,11 @@ HOST = b"Host: a.example\r\n"
 def parse(*chunks: bytes, max_header: int = 4096, max_body: int = 1000) -> Outcome:
     """The requests in the chunks, and why the rest was refused."""
     seen: Seen = []
-    parser = RequestParser(lambda *request: seen.append(request), max_header, max_body)
+
+    def on_request(head: RequestHead, body: bytes) -> None:
+        seen.append((head.method, head.target, head.headers, body, head.keep, head.modern))
+
+    parser = RequestParser(on_request, max_header, max_body)
     try:
         for chunk in chunks:
             parser.feed(chunk)
