@@ -39,6 +39,10 @@ def test_models_and_nodes_are_listed(up: Up) -> None:
     assert [m["engine"] for m in models] == ["sim"]
     wait_for(lambda: len(json.loads(up.laya("nodes", "--json").stdout)) == 2, "both nodes are listed")
     assert "ready" in up.laya("nodes").stdout
+    told = json.loads(up.laya("explain", models[0]["name"], "--prompt", "Hello", "--json").stdout)
+    assert {one["node_id"] for one in told["candidates"]} == {"node-1", "node-2"}
+    shown = up.laya("explain", models[0]["name"], "--prompt-tokens", "500").stdout
+    assert "is chosen" in shown and "BARRIER" in shown and told["node_id"] in shown
 
 
 def test_chat_answers_each_line_and_shows_its_speed(up: Up) -> None:
