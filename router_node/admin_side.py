@@ -8,10 +8,12 @@ from router_node.admin.bridge import Bridge
 from router_node.admin.metrics import Snapshot
 from router_node.admin.page import MetricsPage
 from router_node.admin.private import PrivateFront
+from router_node.admin.routes_view import RoutesView
 from router_node.admin.server import AdminServer
 from router_node.admin.view import ClusterView
 from router_node.discovery.address import is_loopback
 from router_node.node_side import NodeSide
+from router_node.route_side import RouteSide
 from shared.config import Config
 from shared.net.listener import Listener, ListenError
 
@@ -29,14 +31,17 @@ class AdminSide:
         socket: str,
         *,
         view: ClusterView,
+        routes: RouteSide,
         collect: Callable[[], Snapshot],
         not_ready: Callable[[], str],
     ) -> None:
         router = config.router
         self._bridge = Bridge(socket, nodes.net, nodes.flusher)
-        self._server = AdminServer(socket, view, lambda: not not_ready())
+        shown = RoutesView(nodes.table, routes.manager, routes.desk, routes.kept)
+        self._server = AdminServer(socket, view, shown, lambda: not not_ready())
         token = "" if is_loopback(router.admin_host) else config.server.cluster_token
-        front = PrivateFront(self._bridge, MetricsPage(collect, router.workers).render, not_ready, token)
+        page = MetricsPage(collect, router.workers).render
+        front = PrivateFront(self._bridge, page, not_ready, token, routes.trouble)
         self._listener = Listener(
             acceptor=front.accept,
             http_handler=front.handle,

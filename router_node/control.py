@@ -15,6 +15,8 @@ import msgspec
 
 from router_node.admin.metrics import Snapshot
 from router_node.discovery.base import Candidate, Publish, Source, SourceHealth
+from router_node.routes.book import Book, Change
+from router_node.routes.rules import Rule
 from shared.config import Config
 
 MAX_MESSAGE: Final = 32 << 20  # bytes
@@ -29,6 +31,30 @@ class View(msgspec.Struct, tag="view", frozen=True):
     nodes: tuple[Candidate, ...]
 
 
+class Table(msgspec.Struct, tag="table", frozen=True):
+    """A version of the rules, whole."""
+
+    lineage: str
+    number: int
+    digest: str
+    rules: list[Rule]
+
+    @classmethod
+    def of(cls, book: Book) -> Table:
+        """The message of a version."""
+        return cls(book.lineage, book.number, book.digest, list(book.rules.values()))
+
+    def book(self) -> Book:
+        """The version of a message."""
+        return Book(self.lineage, self.number, self.digest, {rule.name: rule for rule in self.rules})
+
+
+class Changes(msgspec.Struct, tag="changes", frozen=True):
+    """The changes that follow the version told last."""
+
+    changes: list[Change]
+
+
 class Start(msgspec.Struct, tag="start", frozen=True):
     """First message to a worker. ``bridge`` is where health and reflection are answered.
 
@@ -41,6 +67,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     bridge: str
     sources: list[str]
     views: list[View]
+    table: Table | None = None
 
 
 class Serving(msgspec.Struct, tag="serving", frozen=True):
@@ -55,7 +82,7 @@ class Counted(msgspec.Struct, tag="counted", frozen=True):
     snapshot: Snapshot
 
 
-ToWorker = Start | View
+ToWorker = Start | View | Table | Changes
 ToSupervisor = Serving | Counted
 
 T = TypeVar("T")

@@ -15,11 +15,25 @@ from typing import Any
 import msgspec
 
 from router_node.admin.metrics import Snapshot, total
-from router_node.control import Channel, ChannelClosed, Counted, Serving, Start, TeeSource, ToSupervisor, View
+from router_node.control import (
+    Changes,
+    Channel,
+    ChannelClosed,
+    Counted,
+    Serving,
+    Start,
+    Table,
+    TeeSource,
+    ToSupervisor,
+    ToWorker,
+    View,
+)
 from router_node.discovery.backoff import Backoff
 from router_node.discovery.base import Snapshot as Candidates
 from router_node.exits import BAD_CONFIG, FAILED, UNAVAILABLE
 from router_node.node_side import NodeSide
+from router_node.routes.book import Book, Change
+from router_node.routes.manager import RouteManager
 from router_node.signals import unless
 from shared import logging as logs
 from shared.config import Config
@@ -57,13 +71,21 @@ class Fleet:
     """``port`` is held by the supervisor, ``bridge`` is where health and reflection are answered."""
 
     def __init__(
-        self, config: Config, nodes: NodeSide, sources: Sequence[TeeSource], *, port: int, bridge: str
+        self,
+        config: Config,
+        nodes: NodeSide,
+        sources: Sequence[TeeSource],
+        routes: RouteManager,
+        *,
+        port: int,
+        bridge: str,
     ) -> None:
         self.draining = False
         self.on_change: Callable[[], None] = lambda: None
         self._config = config
         self._nodes = nodes
         self._sources = sources
+        self._routes = routes
         self._port = port
         self._bridge = bridge
         self._workers = [Worker(number) for number in range(config.router.workers)]
@@ -80,6 +102,7 @@ class Fleet:
         """Start every worker."""
         for source in self._sources:
             source.tell = self._teller(source.name)
+        self._routes.listeners.append(self._tell_routes)
         for worker in self._workers:
             worker.task = asyncio.create_task(self._keep(worker), name=f"worker-{worker.number}")
 
@@ -168,7 +191,13 @@ class Fleet:
 
         return tell
 
-    def _send(self, worker: Worker, message: Start | View) -> None:
+    def _tell_routes(self, book: Book, changes: Sequence[Change] | None) -> None:
+        message = Table.of(book) if changes is None else Changes(list(changes))
+        for worker in self._workers:
+            if worker.channel is not None:
+                self._send(worker, message)
+
+    def _send(self, worker: Worker, message: ToWorker) -> None:
         try:
             if worker.channel is not None:
                 worker.channel.send(message)
@@ -222,7 +251,8 @@ class Fleet:
             worker.channel = channel
             names = [source.name for source in self._sources]
             views = [View(source.name, source.last) for source in self._sources if source.last is not None]
-            self._send(worker, Start(self._config, worker.number, self._port, self._bridge, names, views))
+            table = Table.of(self._routes.book)
+            self._send(worker, Start(self._config, worker.number, self._port, self._bridge, names, views, table))
             await self._hear(worker, channel)
         finally:
             await channel.close()

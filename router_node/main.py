@@ -61,6 +61,7 @@ async def serve(options: Options) -> int:
     from router_node.client_side import ClientSide
     from router_node.heap import settle_heap
     from router_node.node_side import NodeSide, configured_sources
+    from router_node.route_side import RouteSide
     from router_node.signals import StopSignals
 
     config = options.config
@@ -68,6 +69,7 @@ async def serve(options: Options) -> int:
         signals = stack.enter_context(StopSignals(asyncio.get_running_loop()))
         socket = stack.enter_context(private_socket())
         nodes = NodeSide(config, configured_sources(config))
+        routes = RouteSide(config, nodes)
         bridge = Bridge(socket, nodes.net, nodes.flusher)
         clients = ClientSide(config, nodes, options.keys, bridge)
         admin = AdminSide(
@@ -75,10 +77,11 @@ async def serve(options: Options) -> int:
             nodes,
             socket,
             view=LocalView(nodes.dispatcher, nodes.membership, nodes.table),
-            collect=clients.snapshot,
+            routes=routes,
+            collect=lambda: routes.add_to(clients.snapshot()),
             not_ready=clients.not_ready,
         )
-        for part in (admin, bridge, nodes, clients):  # they end in the opposite order
+        for part in (admin, bridge, nodes, routes, clients):  # they end in the opposite order
             stack.push_async_callback(part.close)
             await part.start()
         settle_heap()

@@ -22,6 +22,7 @@ from router_node.control import TeeSource
 from router_node.exits import FAILED, OK
 from router_node.fleet import Fleet
 from router_node.node_side import NodeSide, configured_sources
+from router_node.route_side import RouteSide
 from router_node.signals import StopSignals
 from shared import logging as logs
 from shared.pb.laya.v1 import admin_pb2
@@ -38,17 +39,19 @@ async def supervise(options: Options) -> int:
         held = stack.enter_context(hold_port(config.server.host, config.server.port))
         sources = [TeeSource(source) for source in configured_sources(config)]
         nodes = NodeSide(config, sources, worker=config.router.workers)
-        fleet = Fleet(config, nodes, sources, port=held.getsockname()[1], bridge=private)
+        routes = RouteSide(config, nodes)
+        fleet = Fleet(config, nodes, sources, routes.manager, port=held.getsockname()[1], bridge=private)
         admin = AdminSide(
             config,
             nodes,
             private,
             view=FleetView(nodes, fleet),
-            collect=fleet.snapshot,
+            routes=routes,
+            collect=lambda: routes.add_to(fleet.snapshot()),
             not_ready=fleet.not_ready,
         )
         fleet.on_change = admin.readiness_changed
-        for part in (admin, nodes, fleet):  # they end in the opposite order
+        for part in (admin, nodes, routes, fleet):  # they end in the opposite order
             stack.push_async_callback(part.close)
             await part.start()
         stop = asyncio.ensure_future(signals.stop.wait())

@@ -21,18 +21,23 @@ from router_node.client_side import ClientSide
 from router_node.config import complain, load_keys
 from router_node.control import (
     COUNT_EVERY,
+    Changes,
     Channel,
     ChannelClosed,
     Counted,
     RelayedSource,
     Serving,
     Start,
+    Table,
     ToWorker,
     View,
 )
 from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
 from router_node.heap import settle_heap
 from router_node.node_side import NodeSide
+from router_node.route_side import caps_of
+from router_node.routes.manager import RouteManager
+from router_node.routes.rules import RouteError
 from router_node.signals import StopSignals
 from shared import logging as logs
 from shared.config import ConfigError
@@ -76,6 +81,10 @@ async def work(sock: socket.socket) -> int:
 
         sources = {name: RelayedSource(name) for name in start.sources}
         nodes = NodeSide(config, list(sources.values()), start.worker)
+        routes = RouteManager(nodes.table, nodes.dispatcher, asyncio.get_running_loop(), caps_of(config))
+        stack.callback(routes.close)
+        if start.table is not None:
+            routes.reset(start.table.book())
         bridge = Bridge(start.bridge, nodes.net, nodes.flusher)
         clients = ClientSide(config, nodes, load_keys(config), bridge, shared_port=True)
         stack.push_async_callback(bridge.close)
@@ -84,7 +93,7 @@ async def work(sock: socket.socket) -> int:
         await nodes.start()
         for view in start.views:
             sources[view.source].take(view)
-        tasks = [asyncio.create_task(_listen(channel, sources, signals.stop), name="control-listen")]
+        tasks = [asyncio.create_task(_listen(channel, sources, routes, signals.stop), name="control-listen")]
         try:
             await _reach_nodes(nodes)
             stack.push_async_callback(clients.close)
@@ -119,14 +128,20 @@ async def _reach_nodes(nodes: NodeSide) -> None:
     nodes.membership.on_change.remove(look)
 
 
-async def _listen(channel: Channel, sources: dict[str, RelayedSource], stop: asyncio.Event) -> None:
-    """Pass views on; the end of the channel is the end of the worker."""
+async def _listen(
+    channel: Channel, sources: dict[str, RelayedSource], routes: RouteManager, stop: asyncio.Event
+) -> None:
+    """Pass views and rules on; the end of the channel is the end of the worker."""
     try:
         while True:
             message = await channel.receive()
             if isinstance(message, View) and message.source in sources:
                 sources[message.source].take(message)
-    except ChannelClosed:
+            elif isinstance(message, Table):
+                routes.reset(message.book())
+            elif isinstance(message, Changes):
+                routes.take_all(message.changes)
+    except (ChannelClosed, RouteError):  # rules that do not follow: a new worker is told them whole
         pass
     finally:
         stop.set()

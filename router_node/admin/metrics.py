@@ -56,6 +56,18 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
     report_age: float = -1.0
 
 
+class RoutesSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules, for metrics. ``store_up`` is None where no store keeps them."""
+
+    version: int = 0
+    rules: int = 0
+    swaps: int = 0
+    store_up: bool | None = None
+    reloads: dict[str, int] = {}
+    reseeds: int = 0
+    rejected: int = 0
+
+
 class Snapshot(msgspec.Struct, kw_only=True):
     """Everything one worker has to say at one moment."""
 
@@ -71,6 +83,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     nodes: list[NodeSample] = []
     sources: dict[str, bool] = {}
     rejected: dict[str, int] = {}
+    routes: RoutesSample | None = None
     access_log_dropped: int = 0
     keys_refused: int = 0
     key_file_errors: int = 0

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from router_node.admin.metrics import OTHER, ROUTING_BOUNDS, NodeSample, Snapshot, code_label
+from router_node.admin.metrics import OTHER, ROUTING_BOUNDS, NodeSample, RoutesSample, Snapshot, code_label
 from router_node.discovery.states import STATES
 from shared.version import __version__
 
@@ -57,6 +57,7 @@ class _RouterCollector(Collector):
         yield from _nodes(snapshot)
         yield from _connections(snapshot)
         yield from _surroundings(snapshot)
+        yield from _routes(snapshot.routes)
         yield _gauge("workers", "Processes that serve the public port.", self._workers)
         build = GaugeMetricFamily("laya_build_info", "Version of Laya.", labels=("version",))
         build.add_metric((__version__,), 1)
@@ -137,6 +138,22 @@ def _surroundings(snapshot: Snapshot) -> Iterator[Metric]:
         yield CounterMetricFamily(f"laya_router_{name}", text, value=value)
     yield _gauge("tasks", "Tasks in the event loops of all workers.", snapshot.tasks)
     yield _gauge("loop_lag_seconds", "Longest delay of the event loop in the last half minute.", snapshot.loop_lag)
+
+
+def _routes(routes: RoutesSample | None) -> Iterator[Metric]:
+    if routes is None:
+        return
+    yield _gauge("routes_version", "Version of the rules that requests go by.", routes.version)
+    yield _gauge("routes_rules", "Rules.", routes.rules)
+    for name, text, value in (
+        ("routes_swaps", "Times that requests began to go by another version of the rules.", routes.swaps),
+        ("routes_reseeds", "Times that the store's rules were written anew from here.", routes.reseeds),
+        ("routes_rejected", "Values among the store's rules that were not of our making.", routes.rejected),
+    ):
+        yield CounterMetricFamily(f"laya_router_{name}", text, value=value)
+    yield _counter("routes_reloads", "Times that all rules were read from the store.", "reason", routes.reloads)
+    if routes.store_up is not None:
+        yield _gauge("routes_store_up", "1 while the store's rules can be read.", int(routes.store_up))
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

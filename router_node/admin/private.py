@@ -33,10 +33,18 @@ class PrivateFront:
     """Acceptor and HTTP handler of the private listener.
 
     ``bridge`` leads to the Unix socket. ``token`` is wanted for Admin calls; empty asks for none. ``not_ready``
-    answers "" when the process can serve, else one sentence.
+    answers "" when the process can serve, else one sentence; ``trouble`` what is wrong though it serves.
     """
 
-    def __init__(self, bridge: Upstream, page: Page, not_ready: Callable[[], str], token: str = "") -> None:
+    def __init__(
+        self,
+        bridge: Upstream,
+        page: Page,
+        not_ready: Callable[[], str],
+        token: str = "",
+        trouble: Callable[[], str] = str,
+    ) -> None:
+        self._trouble = trouble
         self._bridge = bridge
         self._page = page
         self._not_ready = not_ready
@@ -80,7 +88,8 @@ class PrivateFront:
             if why:
                 _respond(exchange, 503, [_JSON, (b"retry-after", b"1")], _sentence(why))
             else:
-                _respond(exchange, 200, [_TEXT], b"ready\n")
+                trouble = self._trouble()
+                _respond(exchange, 200, [_TEXT], f"ready; {trouble}\n".encode() if trouble else b"ready\n")
         else:
             _respond(exchange, 404, [_JSON], _sentence("here are /metrics, /healthz and /readyz"))
 

@@ -19,6 +19,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from router_node.admin.routes_view import RoutesView
 from router_node.admin.view import ClusterView
 from shared.errors import LayaError
 from shared.logging import get
@@ -61,9 +62,10 @@ def private_socket() -> Iterator[str]:
 class AdminServer:
     """Serves on ``address``. ``ready`` says whether requests are taken now."""
 
-    def __init__(self, address: str, view: ClusterView, ready: Callable[[], bool]) -> None:
+    def __init__(self, address: str, view: ClusterView, routes: RoutesView, ready: Callable[[], bool]) -> None:
         self._address = address
         self._view = view
+        self._routes = routes
         self._ready = ready
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._changed = asyncio.Event()
@@ -73,7 +75,8 @@ class AdminServer:
     async def start(self) -> None:
         """Serve. Raises OSError when the socket cannot be made."""
         server = grpc.aio.server(options=_OPTIONS)  # what comes in is bounded by the bridges
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._view), server)  # type: ignore[no-untyped-call]
+        service = AdminService(self._view, self._routes)
+        admin_pb2_grpc.add_AdminServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [
             *(module.DESCRIPTOR.services_by_name[name].full_name for module, name in _REFLECTED),
@@ -120,10 +123,11 @@ _REFLECTED = ((admin_pb2, "Admin"), (inference_pb2, "Inference"), (openai_pb2, "
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """``laya.v1.Admin`` over a view."""
+    """``laya.v1.Admin`` over two views."""
 
-    def __init__(self, view: ClusterView) -> None:
+    def __init__(self, view: ClusterView, routes: RoutesView) -> None:
         self._view = view
+        self._routes = routes
 
     async def ListNodes(self, request: admin_pb2.ListNodesRequest, context: _Context) -> admin_pb2.ListNodesResponse:
         return await _answer(context, lambda: _now(admin_pb2.ListNodesResponse(nodes=self._view.nodes())))
@@ -138,7 +142,25 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return await _answer(context, drain)
 
     async def Explain(self, request: admin_pb2.ExplainRequest, context: _Context) -> admin_pb2.ExplainResponse:
-        return await _answer(context, lambda: _now(self._view.explain(request)))
+        return await _answer(context, lambda: _now(self._routes.explain(request, self._view.explain)))
+
+    async def GetRoutes(self, request: admin_pb2.GetRoutesRequest, context: _Context) -> admin_pb2.GetRoutesResponse:
+        return await _answer(context, lambda: _now(self._routes.get(request)))
+
+    async def ChangeRoutes(
+        self, request: admin_pb2.ChangeRoutesRequest, context: _Context
+    ) -> admin_pb2.ChangeRoutesResponse:
+        return await _answer(context, lambda: self._routes.change(request))
+
+    async def RollBackRoutes(
+        self, request: admin_pb2.RollBackRoutesRequest, context: _Context
+    ) -> admin_pb2.ChangeRoutesResponse:
+        return await _answer(context, lambda: self._routes.roll_back(request))
+
+    async def RouteHistory(
+        self, request: admin_pb2.RouteHistoryRequest, context: _Context
+    ) -> admin_pb2.RouteHistoryResponse:
+        return await _answer(context, lambda: _now(self._routes.history(request)))
 
 
 async def _now(value: T) -> T:

@@ -37,7 +37,7 @@ class LocalKeeper(Keeper):
         if book.lineage:
             self._manager.take(change)
         else:
-            self._manager.reset(Book.begun(applied({}, change.ops)))
+            self._manager.reset(Book.begun(applied(book.rules, change.ops)))
 
 
 class Outcome(NamedTuple):

@@ -81,7 +81,7 @@ class RouteManager:
 
     def reset(self, book: Book, history: Iterable[Change] = ()) -> None:
         """Another table, or a version of this one that does not follow."""
-        if book.same_as(self.book):
+        if book is self.book or (book.lineage and book.same_as(self.book)):
             return
         self.book = book
         self.history.clear()

@@ -132,7 +132,7 @@ class Replica(Keeper):
             if client is None or not self._synced.is_set():
                 continue
             if not book.lineage:
-                await self._begin(client, applied({}, change.ops))
+                await self._begin(client, applied(book.rules, change.ops))
                 return
             answer = await self._send(client, book, change)
             if answer[0] == "settling":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from router_node.admin.routes_view import RoutesView
 from router_node.dispatch import Dispatcher, DispatchSettings
 from router_node.routes.book import Remove
-from router_node.routes.desk import Desk, Outcome
+from router_node.routes.desk import Desk, LocalKeeper, Outcome
 from router_node.routes.manager import RouteManager
 from router_node.routes.replica import Replica
 from router_node.routes.rules import Rule, parse
@@ -84,4 +85,13 @@ class Sites:
         await asyncio.gather(*(site.close() for site in self._all))
 
 
-Maker = Callable[..., Any]
+def view_of(table: RouteTable, dispatcher: Dispatcher) -> RoutesView:
+    """What Admin shows of a table that is kept in this process alone."""
+    manager = RouteManager(table, dispatcher, asyncio.get_running_loop(), CAPS)
+    return RoutesView(table, manager, Desk(manager, LocalKeeper(manager)), lambda: "routes: kept by a test")
+
+
+def no_routes() -> RoutesView:
+    """What Admin shows of no rules and no nodes."""
+    dispatcher = Dispatcher("w", DispatchSettings(), asyncio.get_running_loop().time)
+    return view_of(RouteTable(dispatcher), dispatcher)

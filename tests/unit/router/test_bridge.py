@@ -15,6 +15,7 @@ from shared.net.grpc_client import stream, unary
 from shared.net.settings import NetSettings
 from shared.pb.laya.v1 import admin_pb2, node_pb2
 from tests.support.ports import until
+from tests.support.routes import no_routes
 
 CHECK = b"/grpc.health.v1.Health/Check"
 WATCH = b"/grpc.health.v1.Health/Watch"
@@ -45,7 +46,7 @@ async def test_a_socket_that_nobody_serves_is_an_error_in_time(monkeypatch: pyte
 
 async def test_calls_beyond_the_most_find_no_room_and_others_are_not_disturbed() -> None:
     with private_socket() as address:
-        server = AdminServer(address, NoView(), lambda: True)
+        server = AdminServer(address, NoView(), no_routes(), lambda: True)
         await server.start()
         narrow, wide = (Bridge(address, NetSettings(), Flusher(), most) for most in (2, 10))
         await narrow.start()
@@ -68,7 +69,7 @@ async def test_calls_beyond_the_most_find_no_room_and_others_are_not_disturbed()
 
 async def test_a_failure_of_our_own_tells_a_client_nothing() -> None:
     with private_socket() as address:
-        server = AdminServer(address, NoView(), lambda: True)
+        server = AdminServer(address, NoView(), no_routes(), lambda: True)
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
             call = channel.unary_unary(
