@@ -22,13 +22,13 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 MODULES: Final = (
     *(f"router_node/dispatch/{name}.py" for name in (
-        "buckets", "cost", "dispatcher", "errors", "explain", "generations", "kv", "learning", "picker", "pool",
-        "prefix", "queue", "refusals", "registry", "reports", "reservations", "ring", "sent", "sessions", "told",
-        "types", "unseen", "waiting",
+        "buckets", "budget", "cost", "dispatcher", "errors", "explain", "generations", "kv", "learning", "picker",
+        "pool", "prefix", "queue", "refusals", "registry", "reports", "reservations", "ring", "sent", "sessions",
+        "told", "types", "unseen", "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
         "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "local", "methods", "peek",
-        "phases", "relay_stream", "scan", "wire",
+        "phases", "relay_stream", "retries", "scan", "wire",
     )),
     *(f"router_node/gateway/{name}.py" for name in ("gateway", "http_relay", "reply", "tunnel")),
     "shared/prefix.py",

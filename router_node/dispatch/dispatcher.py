@@ -119,6 +119,22 @@ class Dispatcher:
         again.waited = reservation.waited
         return again
 
+    def may_retry(self, reservation: Reservation) -> bool:
+        """Whether the pool's budget has a retry left for a request that was sent; takes it."""
+        pool = reservation.node.pool
+        if pool is None:  # the node has left since; those that stay are asked
+            pools = self.resolve(reservation.ask.model)
+            if not pools:
+                return True
+            pool = pools[0]
+        return pool.budget.take(pool.sent)
+
+    def others(self, reservation: Reservation, tried: Container[str]) -> bool:
+        """Whether any node that was not tried may take the request, now or soon."""
+        pools = self.resolve(reservation.ask.model)
+        mine = reservation.node.id
+        return bool(pools) and any(n.live and n.id != mine and n.id not in tried for n in pools[0].nodes.values())
+
     def on_refused(self, refused: Reservation | str, retry_after: float | None = None) -> None:
         """A node answered RESOURCE_EXHAUSTED: believe it at once, over its reports. Ends the reservation.
 
@@ -267,6 +283,7 @@ class Dispatcher:
         reservation = Reservation(
             self._prefix + b"%x" % number, ask, chosen, total + -total % node.block, prompt - cached, self._ended
         )
+        pool.sent += 1
         pool.settle(node, shrunk=True)
         self._sent.granted(reservation)
         if keys is not NO_KEYS:

@@ -10,6 +10,7 @@ import xxhash
 
 from router_node.dispatch import cost
 from router_node.dispatch.buckets import ROOM_LEVELS, Buckets, room_level
+from router_node.dispatch.budget import RetryBudget
 from router_node.dispatch.kv import KvGroup
 from router_node.dispatch.prefix import BLOCK_BYTES, MAX_BLOCKS
 from router_node.dispatch.queue import Ticket, WaitQueue
@@ -81,6 +82,7 @@ class Pool:
         "aliases",
         "best_rate",
         "block",
+        "budget",
         "default_max_tokens",
         "earmark",
         "earmarked",
@@ -101,6 +103,7 @@ class Pool:
         "rooms",
         "safe_total",
         "salt",
+        "sent",
         "unseen",
     )
 
@@ -125,6 +128,9 @@ class Pool:
         self.max_backlog = settings.max_backlog
         self.learned = Learned()
         self.unseen = Unseen()
+        self.sent = 0
+        """Requests sent to its nodes, retries too."""
+        self.budget = RetryBudget(settings.retry_share, settings.retry_burst)
         self.live = 0
         """Nodes that take requests now or soon."""
         self.rate = 0.0

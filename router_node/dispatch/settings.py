@@ -8,6 +8,15 @@ from collections.abc import Mapping
 from typing import Protocol
 
 
+class RetrySettings(Protocol):
+    """The keys of ``router.retries`` that matter here."""
+
+    @property
+    def share(self) -> float: ...
+    @property
+    def burst(self) -> int: ...
+
+
 class RouterSettings(Protocol):
     """The keys of the ``router`` section that matter here."""
 
@@ -19,6 +28,8 @@ class RouterSettings(Protocol):
     def max_queued(self) -> int: ...
     @property
     def require_session_affinity(self) -> bool: ...
+    @property
+    def retries(self) -> RetrySettings: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +57,11 @@ class DispatchSettings:
     """A node with more prefill than this ahead of it counts as having no room, even when nothing waits: it would give
     back who waited so long there (``inference.max_queue_seconds``), and the wait would have been for nothing."""
 
+    retry_share: float = 0.2
+    """So many of a pool's requests may be retries."""
+    retry_burst: int = 100
+    """And so many of them at once."""
+
     def __post_init__(self) -> None:
         if self.cache_size < 16:
             raise ValueError(f"cache_size must be 16 or more, not {self.cache_size}")
@@ -55,6 +71,8 @@ class DispatchSettings:
             raise ValueError("max_queued must be 0 or more, and draws 1 or more")
         if not (self.ageing > 0 and self.pace >= 0 and self.max_backlog > 0):
             raise ValueError("ageing and max_backlog must be over 0, and pace 0 or more")
+        if not 0 <= self.retry_share <= 1 or self.retry_burst < 0:
+            raise ValueError("retry_share must be 0 to 1, and retry_burst 0 or more")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"tenant_weights[{tenant!r}] must be over 0, not {weight}")
@@ -67,4 +85,6 @@ class DispatchSettings:
             timeout=router.timeout_ms / 1000.0,
             max_queued=router.max_queued,
             require_session_affinity=router.require_session_affinity,
+            retry_share=router.retries.share,
+            retry_burst=router.retries.burst,
         )

@@ -8,6 +8,7 @@ and a node lost half-way through it costs the client nothing. Everything else st
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 from router_node.dispatch import Reservation
@@ -15,12 +16,13 @@ from router_node.gateway.reply import error_event, error_reply
 from router_node.gateway.tunnel import ResponseHead, TunnelReader
 from router_node.relay import phases
 from router_node.relay.account import CANCELLED_HTTP, Account
-from router_node.relay.faults import no_room, node_lost, not_begun
+from router_node.relay.faults import lost, no_room, node_lost, not_begun
 from router_node.relay.fields import Fields
 from router_node.relay.methods import TUNNEL_PATH
+from router_node.relay.retries import is_free, later, pause, pushback
 from shared import headers as names
 from shared.errors import Code, LayaError
-from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, ClientStream, Headers
+from shared.net.api import CANCEL, ClientStream, Headers
 from shared.net.exchange import HttpExchange
 from shared.net.grpc_wire import CONTENT_TYPE, error_from_response, error_from_trailers, format_timeout
 
@@ -53,7 +55,6 @@ class HttpRelay:
         "_fields",
         "_forward",
         "_held",
-        "_lost",
         "_message",
         "_reader",
         "_state",
@@ -75,7 +76,6 @@ class HttpRelay:
         self._held: list[bytes] | None = None
         self._tail = b""
         self._state = _WAITING
-        self._lost = False
 
     def begin(self, fields: Fields, since: float) -> None:
         """Route the request. Raises LayaError when no node can take it; the caller answers then."""
@@ -126,13 +126,12 @@ class HttpRelay:
                         self._await_answer()
                     return
             account.core.metrics.count("node_unreachable")
-            reservation = account.another()
+            reservation = account.another(True)
         self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
 
     def _successor(self) -> HttpRelay:
         """Another attempt: late calls for this one's stream must not reach it."""
         made = HttpRelay(self._account, self._exchange, self._message, self._forward, self._extra)
-        made._lost = self._lost
         made._fields = self._fields
         return made
 
@@ -223,7 +222,7 @@ class HttpRelay:
         if error is None and end:
             error = LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node ended the call without an answer.")
         if error is not None:
-            self._node_failed(error)
+            self._node_failed(error, pushback(headers))
 
     def on_response_data(self, data: bytes, end: bool) -> None:
         """Messages of the tunnel: the head first, then body bytes."""
@@ -262,7 +261,7 @@ class HttpRelay:
         if error is None and (state == _WAITING or not reader.whole):
             error = LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node ended its answer before it was whole.")
         if error is not None:
-            self._node_failed(error)
+            self._node_failed(error, pushback(headers))
             return
         self._state = _OVER
         self._account.core.deadlines.live.pop(self, None)
@@ -280,21 +279,38 @@ class HttpRelay:
         self._stream = None
         if self._state == _OVER:
             return
-        account, again = self._account, self._lost
-        self._lost = True
+        account = self._account
         account.core.metrics.count("node_lost")
         untouched = self._state != _STREAMING
-        if untouched and not again and (unprocessed or code == CANCEL):
-            reservation = account.another()
-            if reservation is not None:
-                self._retry(reservation)
-                return
-        if code in (PROTOCOL_ERROR, INTERNAL_ERROR):
-            what = f"reset the call with HTTP/2 error {code}"
-            self.refuse(node_lost(account.node_id, what, False, Code.INTERNAL))
+        error = lost(account.node_id, code, 0 if untouched else account.bytes_out, untouched)
+        if untouched and (unprocessed or code == CANCEL) and account.attempts < account.max_attempts:
+            self._later(
+                pause(account),
+                lost(account.node_id, code, 0 if untouched else account.bytes_out, untouched),
+                unprocessed,
+            )
         else:
-            what = "was lost before the answer began" if untouched else "was lost in the middle of the answer"
-            self.refuse(node_lost(account.node_id, what, untouched))
+            self.refuse(error)
+
+    def _later(self, wait: float, error: LayaError, free: bool) -> None:
+        """Try another node in so many seconds; ``error`` is the answer if there is none."""
+        account = self._account
+        successor = self._successor()
+        self._exchange.on_abort = successor._client_gone
+        self._leave()
+        if wait > 0:
+            successor._look_at(self._fields.deadline)
+            later(account, wait, partial(successor._resume, error, free))
+        else:
+            successor._resume(error, free)
+
+    def _resume(self, error: LayaError, free: bool) -> None:
+        account = self._account
+        reservation = account.another(free)
+        if reservation is not None:
+            self._go(reservation, account.core.clock())
+        elif not no_room(error) or not self._wait_again():
+            self.refuse(error)
 
     # To the client.
 
@@ -355,18 +371,15 @@ class HttpRelay:
             for part in held:
                 self._exchange.write(part)
 
-    def _node_failed(self, error: LayaError) -> None:
-        """The node said why it cannot answer, or said nothing that makes sense."""
+    def _node_failed(self, error: LayaError, wait: float = 0.0) -> None:
+        """The node said why it cannot answer, or said nothing that makes sense. ``wait`` is its pushback in seconds."""
         account = self._account
         full = no_room(error)
-        if self._state != _STREAMING and not_begun(error):
+        if self._state != _STREAMING and not_begun(error) and wait >= 0:
             if full:
                 account.refused(error.retry_after)
-            reservation = account.another()
-            if reservation is not None:
-                self._retry(reservation)
-                return
-            if full and self._wait_again():
+            if account.attempts < account.max_attempts:
+                self._later(wait, error, is_free(error))
                 return
         self.refuse(error)
 

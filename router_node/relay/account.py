@@ -6,6 +6,7 @@ and gives it back exactly once, whatever happened; its end is what the metrics a
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -48,6 +49,7 @@ class Account:
         "look_at",
         "message",
         "method",
+        "paused",
         "peer",
         "plan",
         "protocol",
@@ -85,6 +87,7 @@ class Account:
         self.excluded: set[str] | None = None
         self.reservation: Reservation | None = None
         self.ticket: Ticket | None = None
+        self.paused: asyncio.TimerHandle | None = None  # before another try
         core.metrics.in_flight += 1
 
     @property
@@ -157,10 +160,16 @@ class Account:
         self.reservation = reservation
         self.attempts += 1
 
-    def another(self) -> Reservation | None:
-        """Another node for the same request, leaving out those tried; None when there is none or enough were tried."""
+    def another(self, free: bool = False) -> Reservation | None:
+        """Another node for the same request, leaving out those tried; None when there is none or enough were tried.
+
+        ``free``: the last node never saw the request, so this is no second try of anything.
+        """
         old = self.reservation
         if old is None or self.attempts >= self.max_attempts:
+            return None
+        if not free and not self.core.dispatcher.may_retry(old):
+            self.core.metrics.count("retry_budget_empty")
             return None
         if self.excluded is None:
             self.excluded = set()
@@ -192,6 +201,9 @@ class Account:
         if self.ticket is not None:
             self.ticket.cancel()
             self.ticket = None
+        if self.paused is not None:
+            self.paused.cancel()
+            self.paused = None
 
     def keep(self, size: int) -> None:
         """Hold a whole body until ``let_go`` or the end. Raises LayaError when all bodies together are too much."""

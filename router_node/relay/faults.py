@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from shared.errors import Code, LayaError
+from shared.net.api import INTERNAL_ERROR, PROTOCOL_ERROR
 
+_BROKEN: Final = (PROTOCOL_ERROR, INTERNAL_ERROR)
 _NO_ROOM: Final = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "OVERLOADED"))
 _NOT_BEGUN: Final = _NO_ROOM | {"DRAINING", "NOT_READY", "UPLOADS_FULL"}
 
@@ -33,6 +35,22 @@ def node_lost(node_id: str, what: str, retry_safe: bool, code: Code = Code.UNAVA
         retry_after=0.1 if retry_safe else None,
         metadata={"node": node_id, "retry_safe": "true" if retry_safe else "false"},
     )
+
+
+def lost(node_id: str, code: int, delivered: int, untouched: bool) -> LayaError:
+    """The node's stream ended early, with an HTTP/2 code.
+
+    ``untouched``: the client has seen nothing of an answer; else ``delivered`` bytes of it have been passed on.
+    """
+    if code in _BROKEN:
+        error = node_lost(node_id, f"reset the call with HTTP/2 error {code}", False, Code.INTERNAL)
+    elif untouched:
+        return node_lost(node_id, "was lost before the answer began", True)
+    else:
+        error = node_lost(node_id, f"was lost in the middle of the answer, after {delivered} bytes of it", False)
+    if error.metadata is not None:
+        error.metadata["delivered_bytes"] = str(delivered)
+    return error
 
 
 def nonsense(node_id: str, what: str) -> LayaError:

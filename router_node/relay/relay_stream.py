@@ -9,25 +9,26 @@ another one, as long as all of it is still in the splice's replay buffer.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 from router_node.dispatch import Reservation
 from router_node.relay import phases
 from router_node.relay.account import Account
-from router_node.relay.faults import no_room, node_lost, nonsense, not_begun, status_code, too_large
+from router_node.relay.faults import lost, no_room, node_lost, nonsense, not_begun, status_code, too_large
 from router_node.relay.fields import Fields
 from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
+from router_node.relay.retries import is_free, later, pause, pushback
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
-from shared.net.api import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Headers, ServerStream
+from shared.net.api import CANCEL, Headers, ServerStream
 from shared.net.grpc_wire import Deframer, error_from_response, error_from_trailers, format_timeout
 from shared.net.splice import Splice
 from shared.net.uploads import crowded_error, stalled_error
 
 _STATUSES: Final = frozenset(b"%d" % code for code in Code)
 _STATUS_200: Final = (b":status", b"200")
-_BROKEN: Final = frozenset((PROTOCOL_ERROR, INTERNAL_ERROR))
 
 
 class RelayStream(Splice):
@@ -39,7 +40,6 @@ class RelayStream(Splice):
         "_deframer",
         "_fields",
         "_forward",
-        "_lost",
         "_method",
         "_offered",
         "_reading",
@@ -60,7 +60,7 @@ class RelayStream(Splice):
         self._forward = forward
         self._method = method
         self._ask = ask
-        self._reading = self._lost = False
+        self._reading = False
         self._deframer: Deframer | None = None
         self._offered: tuple[Headers, LayaError] | None = None  # a node's refusal, while another node is looked for
 
@@ -241,7 +241,7 @@ class RelayStream(Splice):
                         self._await_answer()
                     return
             account.core.metrics.count("node_unreachable")
-            reservation = account.another()
+            reservation = account.another(True)
         self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
 
     def _await_answer(self) -> None:
@@ -308,7 +308,7 @@ class RelayStream(Splice):
                 self.refuse(self._nonsense("a status that is none"))
                 return
             error = error_from_trailers(headers)
-            if error is not None and self._elsewhere(error):
+            if error is not None and self._elsewhere(error) and pushback(headers) >= 0:
                 self._offered = (headers, error)
                 if self.up is not None:
                     self.up.reset(CANCEL)  # it ends at the close of this batch, and then the other node is asked
@@ -325,7 +325,12 @@ class RelayStream(Splice):
         headers, error = offered
         if no_room(error):
             self._account.refused(error.retry_after)
-        if not self.can_replay or not self._again(error):
+        self._offer_elsewhere(headers, error, pushback(headers))
+
+    def _offer_elsewhere(self, headers: Headers, error: LayaError, wait: float) -> None:
+        if wait > 0 and self.can_replay:
+            later(self._account, wait, partial(self._offer_elsewhere, headers, error, 0.0))
+        elif not self.can_replay or not self._again(error):
             self.upstream_closed()
             super().on_response(headers, True)
 
@@ -337,7 +342,7 @@ class RelayStream(Splice):
         """Try another node, or wait for one; False when the node's answer is all there is to say."""
         account = self._account
         since = self._account.core.clock()
-        reservation = account.another()
+        reservation = account.another(is_free(error))
         if reservation is None:
             if account.attempts >= account.max_attempts:
                 return False
@@ -351,23 +356,27 @@ class RelayStream(Splice):
         return True
 
     def upstream_lost(self, code: int, unprocessed: bool) -> None:
-        """The node's stream ended early. Before the first response byte the request goes to another node, once."""
-        account, again = self._account, self._lost
-        self._lost = True
-        self._account.core.metrics.count("node_lost")
+        """The node's stream ended early. Before the first response byte the request goes to another node."""
+        account = self._account
+        account.core.metrics.count("node_lost")
         may_repeat = unprocessed or (code == CANCEL and names.NO_MIGRATE not in self._fields)
-        if not self.responded and self.can_replay and may_repeat and not again:
-            since = self._account.core.clock()
-            reservation = account.another()
-            if reservation is not None:
-                self._go(reservation, since)
-                return
-        if code in _BROKEN:
-            what = f"reset the call with HTTP/2 error {code}"
-            self.refuse(node_lost(account.node_id, what, False, Code.INTERNAL))
+        if not self.responded and self.can_replay and may_repeat and account.attempts < account.max_attempts:
+            wait = pause(account)
+            if wait > 0:
+                later(account, wait, partial(self._resume, code, unprocessed))
+            else:
+                self._resume(code, unprocessed)
         else:
-            what = "was lost before the answer began" if not self.responded else "was lost in the middle of the answer"
-            self.refuse(node_lost(account.node_id, what, not self.responded))
+            self.refuse(lost(account.node_id, code, self.bytes_out, not self.responded))
+
+    def _resume(self, code: int, unprocessed: bool) -> None:
+        account = self._account
+        since = account.core.clock()
+        reservation = account.another(unprocessed)
+        if reservation is not None:
+            self._go(reservation, since)
+        else:
+            self.refuse(lost(account.node_id, code, self.bytes_out, not self.responded))
 
     def upstream_closed(self) -> None:
         """The node is done with the call: its place there is free."""

@@ -44,6 +44,8 @@ class RelaySettings:
     between_tokens: float = 0.0  # longest wait for each further one
     total: float = 0.0  # longest time for a whole request
     max_attempts: int = 3  # nodes tried for one request, the first included
+    retry_backoff: float = 0.025  # before the second retry; doubled before each further one
+    max_retry_backoff: float = 1.0
     forward_metadata: frozenset[bytes] = frozenset()
     cors_origins: frozenset[bytes] = frozenset()
     access_log: bool = True
@@ -66,6 +68,9 @@ class RelaySettings:
             first_token=router.deadlines.first_token,
             between_tokens=router.deadlines.between_tokens,
             total=router.deadlines.total,
+            max_attempts=router.retries.max_attempts,
+            retry_backoff=router.retries.backoff_ms / 1000,
+            max_retry_backoff=router.retries.max_backoff_ms / 1000,
             forward_metadata=extra,
             cors_origins=frozenset(origin.strip().encode() for origin in router.cors_origins),
             access_log=server.access_log,

@@ -89,6 +89,8 @@ class RoutesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """Raise ConfigError for a value that makes no sense."""
         _need(0.1 <= self.reconcile_interval <= 3600, "router.routes.reconcile_interval", "must be 0.1 to 3600 seconds")
         _need(not self.watch or bool(self.file), "router.routes.watch", "needs router.routes.file")
+
+
 class DeadlinesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Time limits of a request's phases; 0 is no limit. A client's own deadline can only shorten them."""
 
@@ -101,6 +103,26 @@ class DeadlinesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         for name in ("first_token", "between_tokens", "total"):
             value = getattr(self, name)
             _need(0 <= value <= 86_400, f"router.deadlines.{name}", f"must be 0 (none) to 86400 seconds, not {value}")
+
+
+class RetriesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Requests that a node failed before any of its answer was passed on are sent to another one."""
+
+    max_attempts: int = 3  # nodes tried for one request, the first included
+    share: float = 0.2  # of a pool's requests that may be retries; what a node gave back unread does not count
+    burst: int = 100  # retries beyond that share at once
+    backoff_ms: float = 25.0  # wait before the second retry, with jitter, doubled before each further one
+    max_backoff_ms: float = 1000.0  # the longest such wait
+
+    def validate(self) -> None:
+        """Raise ConfigError for a value that makes no sense."""
+        _need(1 <= self.max_attempts <= 16, "router.retries.max_attempts", f"must be 1 to 16, not {self.max_attempts}")
+        _need(0 <= self.share <= 1, "router.retries.share", f"must be 0 to 1, not {self.share}")
+        _need(0 <= self.burst <= 1_000_000, "router.retries.burst", f"must be 0 to 1000000, not {self.burst}")
+        least, most = self.backoff_ms, self.max_backoff_ms
+        _need(
+            0 < least <= most <= 60_000, "router.retries.backoff_ms", "must be over 0, at most max_backoff_ms (60000)"
+        )
 
 
 class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -128,6 +150,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     http2_engine: Literal["ngh2", "h2"] = "ngh2"  # library that frames HTTP/2
     require_session_affinity: bool = False  # a session waits for its node rather than going elsewhere
     routes: RoutesConfig = RoutesConfig()  # rules that stand before the models
+    retries: RetriesConfig = RetriesConfig()  # of requests that a node failed
     deadlines: DeadlinesConfig = DeadlinesConfig()  # time limits beside timeout_ms and connect_timeout
 
     def validate(self) -> None:
@@ -136,6 +159,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         _need(self.cache_size >= 16, "router.cache_size", f"must be 16 or more, not {self.cache_size}")
         _need(0 < self.timeout_ms <= 3_600_000, "router.timeout_ms", "must be over 0 and at most 3600000")
         self.deadlines.validate()
+        self.retries.validate()
         _need(1 <= self.workers <= 256, "router.workers", f"must be 1 to 256, not {self.workers}")
         _need(0 <= self.admin_port <= 65535, "router.admin_port", "must be 0 to 65535")
         _need(
