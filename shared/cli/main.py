@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": ("shared.cli.generate", "Complete one prompt."),
     "nodes": ("shared.cli.nodes", "Show the nodes a router knows."),
     "explain": ("shared.cli.explain", "Say which node a request would go to, and why."),
+    "routes": ("shared.cli.routes", "Show and change the rules that lead requests to pools."),
     "models": ("shared.cli.models", "Show the models that can be asked for."),
     "health": ("shared.cli.health", "Ask a router or a node whether it takes requests."),
     "quantize": ("shared.cli.quantize", "Quantize a checkpoint to W8A8 or W4A16."),
