@@ -46,7 +46,7 @@ def page() -> str:
 
 def _section(path: str, kind: Any) -> list[str]:
     """A table of one struct, and those of the structs inside it after it."""
-    notes = _comments(kind)
+    notes = comments(kind)
     title = (inspect.getdoc(kind) or "").splitlines()[0]
     rows = [f"## `{path}`", "", title, "", "| key | default | meaning |", "|---|---|---|"]
     inner: list[str] = []
@@ -70,7 +70,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return f"`{shown}`"
 
 
-def _comments(kind: Any) -> dict[str, str]:
+def comments(kind: Any) -> dict[str, str]:
     """The comment that stands behind each field, or above it where the line was too long."""
     found: dict[str, str] = {}
     above: list[str] = []

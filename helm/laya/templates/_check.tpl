@@ -1,0 +1,65 @@
+{{/* What the schema cannot say: values that contradict each other. Each message says where, what and what to do. */}}
+{{- define "laya.check" -}}
+{{- if and (not .Values.auth.existingSecret) (not .Values.insecure) -}}
+{{- fail "auth.existingSecret: names no secret, and routers and nodes are reachable by others; make one (docs/kubernetes.md has the commands) or set insecure: true" -}}
+{{- end -}}
+{{- if and .Values.tls.enabled (not .Values.tls.existingSecret) (not .Values.tls.certManager.enabled) -}}
+{{- fail "tls: is enabled and has no certificate; set tls.existingSecret or tls.certManager.enabled" -}}
+{{- end -}}
+{{- if and .Values.tls.certManager.enabled (or (not .Values.tls.certManager.issuerRef.name) (not .Values.tls.certManager.dnsNames)) -}}
+{{- fail "tls.certManager: needs issuerRef.name and at least one of dnsNames" -}}
+{{- end -}}
+{{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
+{{- fail "tls: existingSecret and certManager.enabled are both set; keep one" -}}
+{{- end -}}
+{{- if and .Values.nodeTls.enabled (not .Values.nodeTls.existingSecret) -}}
+{{- fail "nodeTls.existingSecret: names no secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- $external := or .Values.redis.external.url .Values.redis.external.existingSecret -}}
+{{- if eq .Values.discovery "redis" -}}
+{{- if and .Values.redis.bundled.enabled $external -}}
+{{- fail "redis: bundled.enabled and external are both set; keep one" -}}
+{{- end -}}
+{{- if and (not .Values.redis.bundled.enabled) (not $external) -}}
+{{- fail "redis: discovery is redis and there is none; set redis.bundled.enabled, redis.external.url or redis.external.existingSecret" -}}
+{{- end -}}
+{{- if and .Values.redis.external.url .Values.redis.external.existingSecret -}}
+{{- fail "redis.external: url and existingSecret are both set; keep one" -}}
+{{- end -}}
+{{- else if $external -}}
+{{- fail (printf "redis.external: is set, and discovery is %s; keep one source of nodes" .Values.discovery) -}}
+{{- end -}}
+{{- $seen := dict -}}
+{{- range $i, $m := .Values.models -}}
+{{- if hasKey $seen $m.name -}}
+{{- fail (printf "models[%d].name: %s stands there twice; each entry needs a name of its own" $i $m.name) -}}
+{{- end -}}
+{{- $_ := set $seen $m.name true -}}
+{{- $node := mergeOverwrite (deepCopy $.Values.nodeDefaults) (deepCopy $m) -}}
+{{- if and $.Values.nodeTls.enabled (eq $node.kind "Deployment") -}}
+{{- fail (printf "models[%d].kind: nodeTls needs names for pods, which only a StatefulSet has" $i) -}}
+{{- end -}}
+{{- if and $node.cache.persistent (eq $node.kind "Deployment") -}}
+{{- fail (printf "models[%d].cache.persistent: a Deployment's pods cannot have a claim each; use kind: StatefulSet, or source.claim" $i) -}}
+{{- end -}}
+{{- if and $node.cache.persistent $node.cache.hostPath -}}
+{{- fail (printf "models[%d].cache: persistent and hostPath are both set; keep one" $i) -}}
+{{- end -}}
+{{- if and $node.autoscaling.enabled (gt (int $node.autoscaling.minReplicas) (int $node.autoscaling.maxReplicas)) -}}
+{{- fail (printf "models[%d].autoscaling: minReplicas is above maxReplicas" $i) -}}
+{{- end -}}
+{{- if and $node.autoscaling.enabled (eq $node.autoscaling.kind "keda") (not $node.autoscaling.prometheusAddress) -}}
+{{- fail (printf "models[%d].autoscaling.prometheusAddress: KEDA reads the nodes' metrics from Prometheus; name it, or use kind: hpa" $i) -}}
+{{- end -}}
+{{- end -}}
+{{- $r := .Values.router.autoscaling -}}
+{{- if and $r.enabled (gt (int $r.minReplicas) (int $r.maxReplicas)) -}}
+{{- fail "router.autoscaling: minReplicas is above maxReplicas" -}}
+{{- end -}}
+{{- if and .Values.router.gateway.enabled (not .Values.router.gateway.parentRefs) -}}
+{{- fail "router.gateway.parentRefs: names no Gateway" -}}
+{{- end -}}
+{{- if and .Values.router.ingress.enabled (not .Values.router.ingress.host) (not .Values.router.ingress.grpcHost) -}}
+{{- fail "router.ingress: names neither host nor grpcHost" -}}
+{{- end -}}
+{{- end -}}

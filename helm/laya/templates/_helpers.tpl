@@ -1,0 +1,103 @@
+{{- define "laya.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 30 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 30 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of everything; takes (dict "root" $ "component" "router"). */}}
+{{- define "laya.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: laya
+{{ include "laya.selector" . }}
+{{- end -}}
+
+{{/* Labels of pods: no versions in them, or every new chart would start every model anew. */}}
+{{- define "laya.podLabels" -}}
+app.kubernetes.io/part-of: laya
+{{ include "laya.selector" . }}
+{{- end -}}
+
+{{/* What selectors go by: never changes within a release. */}}
+{{- define "laya.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .model }}
+laya/model: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "laya.image" -}}
+{{- $suffix := default "" .suffix -}}
+{{- printf "%s:%s" .image.repository (default (printf "%s%s" .root.Chart.AppVersion $suffix) .image.tag) -}}
+{{- end -}}
+
+{{- define "laya.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "laya.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Secrets of routers and nodes, as environment: they stand in no ConfigMap. */}}
+{{- define "laya.secretEnv" -}}
+{{- if .Values.auth.existingSecret }}
+- name: LAYA_SERVER__CLUSTER_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .Values.auth.existingSecret }}, key: {{ .Values.auth.clusterTokenKey }}}}
+{{- end }}
+{{- if eq .Values.discovery "redis" }}
+{{- if .Values.redis.bundled.enabled }}
+{{- if .Values.auth.existingSecret }}
+- name: REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.auth.existingSecret }}, key: {{ .Values.redis.bundled.passwordKey }}}}
+- name: LAYA_SERVER__REDIS
+  value: redis://:$(REDIS_PASSWORD)@{{ include "laya.fullname" . }}-store:6379/0
+{{- else }}
+- name: LAYA_SERVER__REDIS
+  value: redis://{{ include "laya.fullname" . }}-store:6379/0
+{{- end }}
+{{- else if .Values.redis.external.existingSecret }}
+- name: LAYA_SERVER__REDIS
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: {{ .Values.redis.external.urlKey }}}}
+{{- else }}
+- name: LAYA_SERVER__REDIS
+  value: {{ .Values.redis.external.url | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "laya.server" -}}
+log_level: {{ .Values.logging.level }}
+log_format: {{ .Values.logging.format }}
+access_log: {{ .Values.logging.accessLog }}
+cluster: {{ .Values.cluster | quote }}
+{{- if .Values.insecure }}
+insecure: true
+{{- end }}
+{{- end -}}
+
+{{/* The secret with the public port's certificate. */}}
+{{- define "laya.tlsSecret" -}}
+{{- if .Values.tls.certManager.enabled -}}
+{{- printf "%s-tls" (include "laya.fullname" .) -}}
+{{- else -}}
+{{- .Values.tls.existingSecret -}}
+{{- end -}}
+{{- end -}}
