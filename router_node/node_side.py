@@ -99,6 +99,8 @@ class NodeSide:
         """Fill in what is known about nodes, sources and connections."""
         nodes = self.dispatcher.nodes()
         snapshot.queue_depth = self.dispatcher.queued
+        if self.dispatcher.outliers.ejected_total:
+            snapshot.events["node_ejected"] = self.dispatcher.outliers.ejected_total
         snapshot.reservations = sum(node.reservations for node in nodes)
         snapshot.nodes = [self._sample(entry) for entry in self.membership.entries()]
         snapshot.ready = self.dispatcher.ready
@@ -116,7 +118,7 @@ class NodeSide:
         report = link.report
         return NodeSample(
             node_id=_name(entry),
-            state=link.state,
+            state="ejected" if node is not None and node.state == "ejected" else link.state,
             capacity_tokens=report.kv_capacity_tokens if report is not None else 0,
             headroom_tokens=report.headroom_tokens if report is not None else 0,
             running=report.running if report is not None else 0,

@@ -60,6 +60,12 @@ class LocalView(ClusterView):
             status.report.CopyFrom(link.report)
         node = self._dispatcher.node(link.node_id) if self._membership.owner(link.node_id) is link else None
         if node is not None:
+            if node.state == "ejected":
+                status.state = "ejected"
+                status.detail = f"it rests because {node.health.why}"
+            elif not node.serving and status.state == "ready":
+                status.state = "closed"
+                status.detail = "its health service says NOT_SERVING"
             status.reserved_tokens = node.reserved_tokens
         return status
 

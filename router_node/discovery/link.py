@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from grpc_health.v1 import health_pb2
+
 from router_node.discovery.backoff import Backoff
 from router_node.discovery.states import State
 from shared import headers
@@ -33,6 +35,8 @@ RECHECK: Final = 10.0  # seconds until a node that was refused is asked again
 _DESCRIBE = b"/laya.v1.Node/Describe"
 _WATCH = b"/laya.v1.Node/Watch"
 _DRAIN = b"/laya.v1.Node/Drain"
+_HEALTH = b"/grpc.health.v1.Health/Watch"
+READINESS: Final = "laya.v1.Inference"  # the health service that says whether requests are taken
 
 PoolMaker = Callable[[str, Callable[[bool], None]], Pool]
 
@@ -54,6 +58,10 @@ class LinkOwner(Protocol):
 
     def link_down(self, link: Link) -> None:
         """The node cannot be reached; nothing may be sent to it until it is described again."""
+        ...
+
+    def link_health(self, link: Link, serving: bool) -> None:
+        """What the node's health service says, whenever it changes; nothing for a node that has none."""
         ...
 
     def link_changed(self, link: Link) -> None:
@@ -169,10 +177,30 @@ class Link:
         self.what = what
         if self.report is None:
             self._show("starting", "connected, no report yet")
+        health = asyncio.create_task(self._follow_health(), name=f"health-{self.address}")
         try:
             await self._watch(backoff)
         finally:
+            health.cancel()
+            await asyncio.gather(health, return_exceptions=True)
             self._owner.link_watch_ended(self)
+
+    async def _follow_health(self) -> None:
+        """Pass on what the node's health service says. Its silence says nothing: a busy node may be slow to answer."""
+        request = health_pb2.HealthCheckRequest(service=READINESS)
+        backoff = Backoff(0.5, 10.0)
+        while True:
+            answers = stream(self.pool, _HEALTH, request, health_pb2.HealthCheckResponse, self._metadata, None)
+            try:
+                async with contextlib.aclosing(answers):
+                    async for answer in answers:
+                        self._owner.link_health(self, answer.status != health_pb2.HealthCheckResponse.NOT_SERVING)
+                        backoff.reset()
+            except LayaError as error:
+                if error.code in (Code.UNIMPLEMENTED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+                    break
+            await asyncio.sleep(backoff.next())
+        self._owner.link_health(self, True)
 
     async def _watch(self, backoff: Backoff) -> None:
         request = node_pb2.WatchRequest(watcher_id=self._watcher_id)
@@ -223,7 +251,9 @@ class Link:
             self._owner.link_down(self)
             self._show("mismatch", f"the node refuses this router: {error.message}")
         elif error.code is Code.DEADLINE_EXCEEDED:
-            self._down("connected, but the node does not answer")
+            # A node that sends tokens, or answers PINGs, is busy; whether it lives is for its connection to find.
+            if self.pool.silence >= CALL_TIMEOUT:
+                self._down("connected, but the node does not answer")
         elif self.what is None:
             self._show("dark", f"the node cannot be asked what it is: {error.message}")
 

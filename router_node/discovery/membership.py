@@ -237,6 +237,10 @@ class Membership(LinkOwner):
         if self._owners.get(link.node_id) is link:
             self._dispatcher.on_watch_reset(link.node_id)
 
+    def link_health(self, link: Link, serving: bool) -> None:
+        if self._owners.get(link.node_id) is link:
+            self._dispatcher.set_serving(link.node_id, serving)
+
     def link_down(self, link: Link) -> None:
         if self._owners.get(link.node_id) is link:
             self._dispatcher.set_link(link.node_id, False)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Container
 
 from router_node.dispatch import errors, explain, learning, refusals, reports
+from router_node.dispatch.outlier import Outliers
 from router_node.dispatch.picker import NO_KEYS, Keys, Picker
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.queue import Ticket
@@ -45,7 +46,9 @@ class Dispatcher:
         self._prefix = f"{worker_id}-".encode("ascii")
         self._number = 0
         self._registry = Registry(settings)
-        self._picker = Picker(settings, rng or random.Random(), self._registry.slots, self._registry.owners)
+        rng = rng or random.Random()
+        self.outliers = Outliers(settings, rng)
+        self._picker = Picker(settings, rng, self._registry.slots, self._registry.owners)
         self._sent = Sent()
         self.resolve: Callable[[str], tuple[Pool, ...]] = self._registry.resolve
         """The pools behind a model or alias, the one to use first; empty when the name is unknown."""
@@ -103,6 +106,7 @@ class Dispatcher:
 
         It does not go back into the line: it has been through it. ``submit`` the ask again to wait.
         """
+        self.outliers.neutral(reservation)
         reservation.end()
         ask = reservation.ask
         pools = self.resolve(ask.model)
@@ -150,6 +154,7 @@ class Dispatcher:
             node.pool.refresh(node, now)
         if reservation is not None:
             reservation.ask.refusals += 1
+            self.outliers.neutral(reservation)
             self._sent.forget(reservation)
             self._forget(reservation)
             reservation.end()
@@ -200,6 +205,13 @@ class Dispatcher:
             node.link_up = up
             self._refresh(node)
 
+    def set_serving(self, node_id: str, serving: bool) -> None:
+        """What a node's health service says."""
+        node = self._registry.nodes.get(node_id)
+        if node is not None and node.serving != serving:
+            node.serving = serving
+            self._refresh(node)
+
     def on_watch_reset(self, node_id: str) -> None:
         """A new Watch of a node begins; no report of the old one may follow."""
         node = self._registry.nodes.get(node_id)
@@ -217,16 +229,19 @@ class Dispatcher:
             self._sent.used(node, usages)
         if evictions:
             self._sent.evicted(node, evictions, self._picker.prefixes)
-        verdict, reborn = reports.apply(node, report, self._clock())
+        now = self._clock()
+        verdict, reborn = reports.apply(node, report, now)
         if verdict is Verdict.WAITING_FULL:
             return verdict
         if reborn:
+            self.outliers.reset(node)
             self._registry.renew(node)
             self._picker.prefixes.lose(node.slot)
             node.trust = 1.0
             node.refusals = 0
         if node.capacity != capacity and node.pool is not None:
             node.pool.safe_total = 0
+        self.outliers.look(node, now)
         self._refresh(node)
         return verdict
 

@@ -211,7 +211,12 @@ class Pool:
         node.backlog = backlog = node.pending + node.reserved_prompt_tokens
         reserved = node.reserved_tokens
         node.used = node.capacity - node.headroom + reserved
-        if not node.open or len(node.uncounted) >= node.seats or backlog * node.inv_rate > self.max_backlog:
+        if (
+            not node.open
+            or len(node.uncounted) >= node.seats
+            or backlog * node.inv_rate > self.max_backlog
+            or (node.health.probing and node.mine > 0)
+        ):
             free = 0
         else:
             free = node.headroom - reserved
@@ -251,7 +256,7 @@ class Pool:
         if live != node.live:
             self.live += live - node.live
             node.live = live
-        node.open = live and not node.closed_reason
+        node.open = live and node.serving and not node.closed_reason and not node.health.ejected
         if node.room_cap != UNLIMITED and now >= node.cap_until:
             node.room_cap = UNLIMITED
         node.plain_from = node.penalty_until if node.penalty_until > now else -math.inf

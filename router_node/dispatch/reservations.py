@@ -27,6 +27,7 @@ class Reservation:
         "ask",
         "chain",
         "id",
+        "judged",
         "known_blocks",
         "node",
         "prompt_tokens",
@@ -52,6 +53,8 @@ class Reservation:
         """Prompt tokens it adds to the node's prefill queue: those that the node's cache likely lacks."""
         self.chain: Sequence[int] = ()
         """The prompt's blocks, as the prefix map knows them."""
+        self.judged = False
+        """What its end says of the node has been taken down."""
         self.known_blocks = 0
         """Leading prompt blocks that the node was known to hold before."""
         self.waited = 0.0
@@ -62,6 +65,7 @@ class Reservation:
         self._state = _HELD
         node.uncounted[dispatch_id] = self
         node.mine += 1
+        node.health.sent += 1
         node.reserved_tokens += tokens
         node.reserved_prompt_tokens += prompt_tokens
 

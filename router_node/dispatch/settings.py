@@ -8,6 +8,27 @@ from collections.abc import Mapping
 from typing import Protocol
 
 
+class OutlierLike(Protocol):
+    """The keys of ``router.outlier``."""
+
+    @property
+    def enabled(self) -> bool: ...
+    @property
+    def consecutive_failures(self) -> int: ...
+    @property
+    def failure_share(self) -> float: ...
+    @property
+    def latency_factor(self) -> float: ...
+    @property
+    def min_requests(self) -> int: ...
+    @property
+    def rest(self) -> float: ...
+    @property
+    def longest_rest(self) -> float: ...
+    @property
+    def max_ejected_share(self) -> float: ...
+
+
 class RetrySettings(Protocol):
     """The keys of ``router.retries`` that matter here."""
 
@@ -30,6 +51,33 @@ class RouterSettings(Protocol):
     def require_session_affinity(self) -> bool: ...
     @property
     def retries(self) -> RetrySettings: ...
+    @property
+    def outlier(self) -> OutlierLike: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutlierSettings:
+    """When a node rests. Times are seconds."""
+
+    enabled: bool = True
+    consecutive_failures: int = 5
+    """Failed in a row."""
+    failure_share: float = 0.3
+    """By so much a node's share of failures must exceed that of the others."""
+    latency_factor: float = 5.0
+    """So many times longer than the others' its first tokens must take."""
+    min_requests: int = 20
+    """Before that no shares and means are compared."""
+    rest: float = 5.0
+    """The first time; doubled each further time in a row."""
+    longest_rest: float = 60.0
+    max_ejected_share: float = 0.5
+    """Of a pool's live nodes, rounded down: a single node is never ejected."""
+
+    @classmethod
+    def from_config(cls, keys: OutlierLike) -> OutlierSettings:
+        """Settings from ``router.outlier``."""
+        return cls(**{field.name: getattr(keys, field.name) for field in dataclasses.fields(cls)})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +109,7 @@ class DispatchSettings:
     """So many of a pool's requests may be retries."""
     retry_burst: int = 100
     """And so many of them at once."""
+    outlier: OutlierSettings = OutlierSettings()
 
     def __post_init__(self) -> None:
         if self.cache_size < 16:
@@ -87,4 +136,5 @@ class DispatchSettings:
             require_session_affinity=router.require_session_affinity,
             retry_share=router.retries.share,
             retry_burst=router.retries.burst,
+            outlier=OutlierSettings.from_config(router.outlier),
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from router_node.dispatch.kv import KvGroup
+from router_node.dispatch.outlier import Health
 
 if TYPE_CHECKING:
     from router_node.dispatch.pool import Pool
@@ -147,6 +148,7 @@ class NodeState:
         "draining",
         "free",
         "headroom",
+        "health",
         "hit_rate",
         "id",
         "incarnation",
@@ -175,6 +177,7 @@ class NodeState:
         "running",
         "seats",
         "sequence",
+        "serving",
         "slot",
         "spec",
         "step",
@@ -223,6 +226,10 @@ class NodeState:
 
         # What the router knows by itself.
         self.link_up = False
+        self.serving = True
+        """By its own health service."""
+        self.health = Health()
+        """By what its requests have come to."""
         self.uncounted: dict[bytes, Reservation] = {}
         """Reservations that no report has counted, by dispatch id."""
         self.reserved_tokens = 0
@@ -269,14 +276,16 @@ class NodeState:
 
     @property
     def state(self) -> str:
-        """ "ready", "starting", "draining", "closed" (its admission is shut) or "dark" (no connection)."""
+        """ "ready", "starting", "draining", "closed" (its admission is shut), "ejected" or "dark" (no connection)."""
         if not self.link_up:
             return "dark"
         if self.draining:
             return "draining"
         if not self.ready or self.reported_at < 0:
             return "starting"
-        return "closed" if self.closed_reason else "ready"
+        if self.closed_reason or not self.serving:
+            return "closed"
+        return "ejected" if self.health.ejected else "ready"
 
     @property
     def reservations(self) -> int:

@@ -12,15 +12,14 @@ from functools import partial
 from typing import Final
 
 from router_node.dispatch import Reservation
-from router_node.gateway.reply import error_event, error_reply
+from router_node.gateway.reply import answer_headers, error_event, error_reply
 from router_node.gateway.tunnel import ResponseHead, TunnelReader
 from router_node.relay import phases
 from router_node.relay.account import CANCELLED_HTTP, Account
-from router_node.relay.faults import lost, no_room, node_lost, not_begun
+from router_node.relay.faults import is_fault, lost, no_room, node_lost, not_begun
 from router_node.relay.fields import Fields
 from router_node.relay.methods import TUNNEL_PATH
 from router_node.relay.retries import is_free, later, pause, pushback
-from shared import headers as names
 from shared.errors import Code, LayaError
 from shared.net.api import CANCEL, ClientStream, Headers
 from shared.net.exchange import HttpExchange
@@ -139,17 +138,11 @@ class HttpRelay:
 
     def _look_at(self, when: float | None) -> None:
         if when is not None and when < math.inf and self._state != _OVER:
-            deadlines = self._account.core.deadlines
-            if not deadlines.live:
-                deadlines.arm()
-            deadlines.live[self] = when
+            self._account.core.deadlines.put(self, when)
 
     def _await_answer(self) -> None:
         fields, account = self._fields, self._account
-        if fields.streams:
-            self._look_at(phases.begin(account, fields, account.core.loop.time()))
-        else:
-            self._look_at(fields.deadline)
+        self._look_at(phases.begin(account, fields, account.core.loop.time()) if fields.streams else fields.deadline)
 
     def on_deadline(self) -> None:
         """Some time limit may be over, the whole request's or a phase's."""
@@ -200,6 +193,7 @@ class HttpRelay:
             return
         account = self._account
         account.code = CANCELLED_HTTP
+        account.node_blameless()
         account.core.metrics.count("client_gone")
         self._leave()
         account.end()
@@ -244,6 +238,8 @@ class HttpRelay:
         if self._state == _STREAMING:
             size -= len(body)  # the body's own bytes are acknowledged once the client has taken them
             if body:
+                if not self._account.bytes_out:
+                    self._account.answered()
                 self._account.bytes_out += len(body)
                 self._tail = body
                 self._exchange.write(body)
@@ -269,7 +265,9 @@ class HttpRelay:
             held = self._held
             body = b"" if held is None else held[0] if len(held) == 1 else b"".join(held)
             self._account.bytes_out = len(body)
-            self._exchange.respond(reader.head.status, self._head(reader.head), body)
+            self._exchange.respond(
+                reader.head.status, answer_headers(reader.head.headers, self._account, self._extra), body
+            )
         else:
             self._exchange.finish()
         self._account.end()
@@ -280,7 +278,7 @@ class HttpRelay:
         if self._state == _OVER:
             return
         account = self._account
-        account.core.metrics.count("node_lost")
+        account.node_lost(unprocessed)
         untouched = self._state != _STREAMING
         error = lost(account.node_id, code, 0 if untouched else account.bytes_out, untouched)
         if untouched and (unprocessed or code == CANCEL) and account.attempts < account.max_attempts:
@@ -320,6 +318,8 @@ class HttpRelay:
         if (status == 429 or status == 503) and self._elsewhere(head):
             return False
         self._account.code = status
+        if status == 500:
+            self._account.node_failed()
         if head.json:  # of no use before it is whole
             self._state = _HOLDING
         else:
@@ -336,26 +336,13 @@ class HttpRelay:
             return True
         return head.status == 429 and self._wait_again()
 
-    def _head(self, head: ResponseHead) -> Headers:
-        account = self._account
-        out = [
-            *head.headers,
-            (names.REQUEST_ID, account.request_id),
-            (names.NODE, account.node_id.encode()),
-            (names.ROUTER_TIME, b"%d" % (account.routed * 1e6)),
-            *self._extra,
-        ]
-        if account.plan is not None:
-            out.append((names.ROUTE, account.plan.tag))
-        return out
-
     def _start(self, head: ResponseHead) -> None:
         self._state = _STREAMING
         exchange = self._exchange
         exchange.body = b""  # there is no other try from here on
         self._account.let_go()
         exchange.on_drain = self._drained
-        exchange.start(head.status, self._head(head))
+        exchange.start(head.status, answer_headers(head.headers, self._account, self._extra))
 
     def _hold(self, body: bytes) -> None:
         held = self._held
@@ -374,13 +361,15 @@ class HttpRelay:
     def _node_failed(self, error: LayaError, wait: float = 0.0) -> None:
         """The node said why it cannot answer, or said nothing that makes sense. ``wait`` is its pushback in seconds."""
         account = self._account
-        full = no_room(error)
         if self._state != _STREAMING and not_begun(error) and wait >= 0:
-            if full:
+            if no_room(error):
                 account.refused(error.retry_after)
+            account.node_blameless()
             if account.attempts < account.max_attempts:
                 self._later(wait, error, is_free(error))
                 return
+        if is_fault(error):
+            account.node_failed()
         self.refuse(error)
 
     def refuse(self, error: LayaError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from router_node.relay.account import Account
 from shared import headers as names
 from shared.errors import LayaError
 from shared.net.api import Headers
@@ -65,3 +66,17 @@ class Cors:
             (b"access-control-allow-headers", wanted or b"authorization, content-type"),
             (b"access-control-max-age", b"600"),
         ]
+
+
+def answer_headers(headers: Headers, account: Account, extra: Headers) -> Headers:
+    """Headers of a node's answer, with who gave it, by which rule, and what routing took."""
+    out = [
+        *headers,
+        (names.REQUEST_ID, account.request_id),
+        (names.NODE, account.node_id.encode()),
+        (names.ROUTER_TIME, b"%d" % (account.routed * 1e6)),
+        *extra,
+    ]
+    if account.plan is not None:
+        out.append((names.ROUTE, account.plan.tag))
+    return out

@@ -58,6 +58,7 @@ class Account:
         "reservation",
         "routed",
         "seen",
+        "sent_at",
         "started",
         "ticket",
         "worked",
@@ -81,6 +82,7 @@ class Account:
         self.code = self.attempts = self.bytes_in = self.bytes_out = 0
         # These belong to ``phases``: when the first token is due (0: no one looks), what was seen, looks without news.
         self.first_by = self.look_at = self.limit = 0.0
+        self.sent_at = 0.0
         self.seen = self.idle = 0
         self.kept = 0  # bytes of the request's body that are in the account of ``core.uploads``
         self.reason = ""
@@ -190,9 +192,34 @@ class Account:
 
     def sent(self, since: float) -> None:
         """The first byte goes to a node; ``since`` is when this piece of the router's work began."""
+        self.sent_at = now = self.core.clock()
         if self.routed < 0:
-            self.routed = spent = self.worked + self.core.clock() - since
+            self.routed = spent = self.worked + now - since
             self.core.metrics.routed(spent)
+
+    def answered(self) -> None:
+        """The first token of a streamed answer is here."""
+        reservation = self.reservation
+        if reservation is not None:
+            reservation.node.health.answer(self.core.clock() - self.sent_at)
+
+    def node_failed(self, lost: bool = False) -> None:
+        """It was the node's fault; ``lost``: with its connection."""
+        if self.reservation is not None:
+            self.core.dispatcher.outliers.failed(self.reservation, self.core.loop.time(), lost)
+
+    def node_lost(self, unprocessed: bool) -> None:
+        """The node's stream ended before its answer was complete; ``unprocessed``: it never saw the request."""
+        self.core.metrics.count("node_lost")
+        if unprocessed:
+            self.node_blameless()
+        else:
+            self.node_failed(True)
+
+    def node_blameless(self) -> None:
+        """How the request ends says nothing of the node."""
+        if self.reservation is not None:
+            self.core.dispatcher.outliers.neutral(self.reservation)
 
     def release(self) -> None:
         """Give the place in the dispatcher back; the node's stream is over."""

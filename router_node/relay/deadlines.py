@@ -1,7 +1,7 @@
 """Deadlines of many requests, kept by looking at them all now and then.
 
 Most requests end long before their deadline, so what counts is that having one is nearly free: an entry in a dict,
-``live[owner] = when``, gone again by ``live.pop(owner, None)``. One timer looks over the whole dict every 20 ms, or as
+put in and gone again by ``live.pop(owner, None)``. One timer looks over the whole dict every 20 ms, or as
 much less often as keeps that under a hundredth of the time; it rests while there is none. A deadline is met at its
 time or a little after, never before.
 """
@@ -28,7 +28,7 @@ class Deadlined(Protocol):
 class Deadlines:
     """Who is to be told when. One per event loop.
 
-    ``live`` maps owners to loop times and is its users' to change; whoever puts the first entry in calls ``arm``.
+    ``live`` maps owners to loop times; an entry is put in by ``put`` and taken out by its owner.
     """
 
     __slots__ = ("_handle", "_loop", "live")
@@ -38,9 +38,11 @@ class Deadlines:
         self.live: dict[Deadlined, float] = {}
         self._handle: asyncio.TimerHandle | None = None
 
-    def arm(self) -> None:
-        """Look at the entries from now on, until there are none."""
-        self._arm(INTERVAL)
+    def put(self, owner: Deadlined, when: float) -> None:
+        """Tell ``owner`` at ``when`` (loop time), and not at what was set before."""
+        if not self.live:
+            self._arm(INTERVAL)
+        self.live[owner] = when
 
     def close(self) -> None:
         """Forget everything and stop the timer."""

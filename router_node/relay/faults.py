@@ -8,6 +8,8 @@ from shared.errors import Code, LayaError
 from shared.net.api import INTERNAL_ERROR, PROTOCOL_ERROR
 
 _BROKEN: Final = (PROTOCOL_ERROR, INTERNAL_ERROR)
+_FAULTS: Final = (Code.UNKNOWN, Code.INTERNAL, Code.DATA_LOSS)
+FAULTY: Final = frozenset(b"%d" % code for code in _FAULTS)
 _NO_ROOM: Final = frozenset(("QUEUE_FULL", "QUEUE_TIMEOUT", "OVERLOADED"))
 _NOT_BEGUN: Final = _NO_ROOM | {"DRAINING", "NOT_READY", "UPLOADS_FULL"}
 
@@ -24,6 +26,11 @@ def no_room(error: LayaError) -> bool:
 def not_begun(error: LayaError) -> bool:
     """Whether a node gave a request back that another node may well take."""
     return error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE) and error.reason in _NOT_BEGUN
+
+
+def is_fault(error: LayaError) -> bool:
+    """Whether what a node answers speaks against the node, not against the request."""
+    return error.code in _FAULTS
 
 
 def node_lost(node_id: str, what: str, retry_safe: bool, code: Code = Code.UNAVAILABLE) -> LayaError:

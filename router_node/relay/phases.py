@@ -71,12 +71,19 @@ def total(account: Account, moved: int) -> LayaError:
     elif limit == account.core.settings.total:
         whose = "router's time limit"
     account.core.metrics.count("deadline_total")
+    account.node_blameless()
     return LayaError(
         Code.DEADLINE_EXCEEDED,
         "DEADLINE",
         f"The {whose} of {limit:.3g} s passed before the answer was complete.",
         metadata=_said("total", during, limit, account.node_id),
     )
+
+
+def no_message(limit: float) -> LayaError:
+    """The first message of a call that must be read did not come within ``limit`` seconds."""
+    what = f"The first message did not arrive within {limit:g} s: send it with the call."
+    return LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what, metadata={"phase": "request"})
 
 
 def longest(account: Account, asked: float) -> float:
@@ -103,6 +110,7 @@ def _next(account: Account, ask: Ask, now: float, waiting: bool) -> float:
 
 def _expired(account: Account, phase: str, limit: float, what: str, retry_safe: bool) -> LayaError:
     account.core.metrics.count(f"deadline_{phase}")
+    account.node_failed()
     said = _said(phase, phase, limit, account.node_id)
     said["retry_safe"] = "true" if retry_safe else "false"
     return LayaError(

@@ -15,7 +15,7 @@ from typing import Final
 from router_node.dispatch import Reservation
 from router_node.relay import phases
 from router_node.relay.account import Account
-from router_node.relay.faults import lost, no_room, node_lost, nonsense, not_begun, status_code, too_large
+from router_node.relay.faults import FAULTY, lost, no_room, node_lost, nonsense, not_begun, status_code, too_large
 from router_node.relay.fields import Fields
 from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
@@ -75,9 +75,7 @@ class RelayStream(Splice):
             asked = core.parse_timeout(given) if given is not None else math.inf
             limit = phases.longest(self._account, asked)
             ask.deadline = when = core.loop.time() + limit
-            if not core.deadlines.live:
-                core.deadlines.arm()
-            core.deadlines.live[self] = when
+            core.deadlines.put(self, when)
             if limit < asked:
                 self._forward = self._less_time(self._forward)
         if ask.complete and (end or not core.table.reads_body):
@@ -109,9 +107,7 @@ class RelayStream(Splice):
         core = self._account.core
         limit = core.loop.time() + core.settings.body_timeout
         if self._ask.deadline is None or self._ask.deadline > limit:
-            if not core.deadlines.live:
-                core.deadlines.arm()
-            core.deadlines.live[self] = limit
+            core.deadlines.put(self, limit)
 
     def _read(self, data: bytes, end: bool, since: float) -> None:
         core = self._account.core
@@ -151,7 +147,7 @@ class RelayStream(Splice):
         if ask.deadline is None:
             core.deadlines.live.pop(self, None)
         else:
-            core.deadlines.live[self] = ask.deadline
+            core.deadlines.put(self, ask.deadline)
         core.metrics.count("scan")
         if message:
             self._method.read(message, ask, core.settings)
@@ -183,16 +179,14 @@ class RelayStream(Splice):
         account, ask = self._account, self._ask
         core = account.core
         now = core.loop.time()
-        error: LayaError | None
         if self._reading and (ask.deadline is None or now < ask.deadline):
-            what = f"The first message did not arrive within {core.settings.body_timeout:g} s: send it with the call."
-            error = LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", what, metadata={"phase": "request"})
-        else:
-            error = phases.overdue(account, ask, self.bytes_out, self.down.queued > 0, now)
+            self.refuse(phases.no_message(core.settings.body_timeout))
+            return
+        error = phases.overdue(account, ask, self.bytes_out, self.down.queued > 0, now)
         if error is not None:
             self.refuse(error)
         elif account.look_at < math.inf:
-            core.deadlines.live[self] = account.look_at
+            core.deadlines.put(self, account.look_at)
 
     def refuse(self, error: LayaError) -> None:
         """End the call with an error, on both sides."""
@@ -247,11 +241,8 @@ class RelayStream(Splice):
     def _await_answer(self) -> None:
         """The first token and each further one must come in time."""
         core = self._account.core
-        settings = core.settings
-        if settings.first_token or settings.between_tokens:
-            if not core.deadlines.live:
-                core.deadlines.arm()
-            core.deadlines.live[self] = phases.begin(self._account, self._ask, core.loop.time())
+        if core.settings.first_token or core.settings.between_tokens:
+            core.deadlines.put(self, phases.begin(self._account, self._ask, core.loop.time()))
 
     def _less_time(self, forward: Headers) -> Headers:
         """The node gets the time that is left, not what there was before the wait."""
@@ -265,9 +256,7 @@ class RelayStream(Splice):
         """The rule's time for a call may be shorter than the client's; the node is told of it too."""
         core, deadline = self._account.core, self._ask.deadline
         if deadline is not None:
-            if not core.deadlines.live:
-                core.deadlines.arm()
-            core.deadlines.live[self] = deadline
+            core.deadlines.put(self, deadline)
             self._forward = self._less_time(self._forward)
 
     # From a node.
@@ -283,6 +272,8 @@ class RelayStream(Splice):
     def filter_trailers(self, headers: Headers) -> Headers:
         """Drop what is not for the client. A status that is none would be a riddle for it."""
         if self.grpc_status in _STATUSES:
+            if self.grpc_status in FAULTY:
+                self._account.node_failed()
             return trailers_for_client(headers)
         error = self._nonsense("a status that is none")
         self._account.failed(error)
@@ -293,13 +284,20 @@ class RelayStream(Splice):
         self.down.send(data)
         self.refuse(self._nonsense("no status"))
 
+    def first_byte(self) -> None:
+        """The node's answer begins."""
+        if self._method.streams:
+            self._account.answered()
+
     def _nonsense(self, what: str) -> LayaError:
+        self._account.node_failed()
         return nonsense(self._account.node_id, what)
 
     def on_response(self, headers: Headers, end: bool) -> None:
         """Response headers. An error that is the node's whole answer may be one that another node would not give."""
         if headers[0] != _STATUS_200:
             odd = error_from_response(headers) or self._nonsense("another HTTP status")
+            self._account.node_failed()
             self.refuse(LayaError(odd.code, "NODE_PROTOCOL", odd.message))
             return
         if end:
@@ -325,6 +323,7 @@ class RelayStream(Splice):
         headers, error = offered
         if no_room(error):
             self._account.refused(error.retry_after)
+        self._account.node_blameless()
         self._offer_elsewhere(headers, error, pushback(headers))
 
     def _offer_elsewhere(self, headers: Headers, error: LayaError, wait: float) -> None:
@@ -358,7 +357,7 @@ class RelayStream(Splice):
     def upstream_lost(self, code: int, unprocessed: bool) -> None:
         """The node's stream ended early. Before the first response byte the request goes to another node."""
         account = self._account
-        account.core.metrics.count("node_lost")
+        account.node_lost(unprocessed)
         may_repeat = unprocessed or (code == CANCEL and names.NO_MIGRATE not in self._fields)
         if not self.responded and self.can_replay and may_repeat and account.attempts < account.max_attempts:
             wait = pause(account)
@@ -394,6 +393,7 @@ class RelayStream(Splice):
         if account.code == 0:
             if not self.complete:
                 account.code = int(Code.CANCELLED)
+                account.node_blameless()
                 core.metrics.count("client_gone")
             elif self.grpc_status != b"0":
                 account.code = status_code(self.grpc_status)

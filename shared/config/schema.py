@@ -125,6 +125,33 @@ class RetriesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
 
 
+class OutlierConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """When a node that fails its requests, or is far slower than its like, rests for a while."""
+
+    enabled: bool = True  # judge nodes at all
+    consecutive_failures: int = 5  # requests failed in a row
+    failure_share: float = 0.3  # by so much a node's share of failures must exceed that of the rest of its pool
+    latency_factor: float = 5.0  # so many times the others' its mean time to the first token must be
+    min_requests: int = 20  # requests before shares and means are compared
+    rest: float = 5.0  # rest of a node the first time; doubled each further time in a row
+    longest_rest: float = 60.0  # the longest rest
+    max_ejected_share: float = 0.5  # of a pool's live nodes that may rest at once, rounded down
+
+    def validate(self) -> None:
+        """Raise ConfigError for a value that makes no sense."""
+        for name, least, most in (
+            ("consecutive_failures", 1, 1_000_000),
+            ("failure_share", 0.01, 1),
+            ("latency_factor", 1.5, 1000),
+            ("min_requests", 1, 1_000_000),
+            ("rest", 0.05, 3600),
+            ("longest_rest", 0.05, 86_400),
+            ("max_ejected_share", 0, 1),
+        ):
+            value = getattr(self, name)
+            _need(least <= value <= most, f"router.outlier.{name}", f"must be {least:g} to {most:g}, not {value}")
+
+
 class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The router's own settings."""
 
@@ -150,6 +177,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     http2_engine: Literal["ngh2", "h2"] = "ngh2"  # library that frames HTTP/2
     require_session_affinity: bool = False  # a session waits for its node rather than going elsewhere
     routes: RoutesConfig = RoutesConfig()  # rules that stand before the models
+    outlier: OutlierConfig = OutlierConfig()  # nodes that rest because they fail
     retries: RetriesConfig = RetriesConfig()  # of requests that a node failed
     deadlines: DeadlinesConfig = DeadlinesConfig()  # time limits beside timeout_ms and connect_timeout
 
@@ -160,6 +188,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         _need(0 < self.timeout_ms <= 3_600_000, "router.timeout_ms", "must be over 0 and at most 3600000")
         self.deadlines.validate()
         self.retries.validate()
+        self.outlier.validate()
         _need(1 <= self.workers <= 256, "router.workers", f"must be 1 to 256, not {self.workers}")
         _need(0 <= self.admin_port <= 65535, "router.admin_port", "must be 0 to 65535")
         _need(

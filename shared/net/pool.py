@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import ssl
 from collections.abc import Callable
@@ -77,6 +78,12 @@ class Pool(ClientOwner):
     def connections(self) -> int:
         """Connections that take streams."""
         return len(self._ready)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since any connection brought a byte; inf without one."""
+        heard = max((conn.heard for conn in (*self._ready, *self._leaving)), default=-math.inf)
+        return self._flusher.loop.time() - heard
 
     @property
     def streams(self) -> int:

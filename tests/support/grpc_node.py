@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from shared.pb.laya.v1 import inference_pb2, node_pb2, node_pb2_grpc
 
@@ -49,6 +50,7 @@ class GrpcNode(node_pb2_grpc.NodeServicer):
         self.chunks = asyncio.Queue[str]()  # what Generate streams; "" ends it
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
+        self._health: Any = None
 
     @property
     def address(self) -> str:
@@ -66,6 +68,8 @@ class GrpcNode(node_pb2_grpc.NodeServicer):
         )
         handlers = grpc.method_handlers_generic_handler("laya.v1.Inference", {"Generate": generate})
         server.add_generic_rpc_handlers((handlers,))
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         place = f"127.0.0.1:{self.port}"
         secure = self.credentials
         self.port = server.add_secure_port(place, secure) if secure is not None else server.add_insecure_port(place)
@@ -78,6 +82,11 @@ class GrpcNode(node_pb2_grpc.NodeServicer):
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
+
+    async def say_health(self, serving: bool) -> None:
+        """What its health service says of requests; before the first time it knows nothing of them."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set("laya.v1.Inference", status.SERVING if serving else status.NOT_SERVING)
 
     async def say(self, **changes: Any) -> None:
         """Report this from now on, to everyone who watches."""

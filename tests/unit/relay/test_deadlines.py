@@ -18,9 +18,8 @@ class Owner:
 
 
 def put(deadlines: Deadlines, owner: Owner, seconds: float) -> float:
-    if not deadlines.live:
-        deadlines.arm()
-    when = deadlines.live[owner] = asyncio.get_running_loop().time() + seconds
+    when = asyncio.get_running_loop().time() + seconds
+    deadlines.put(owner, when)
     return when
 
 

@@ -199,3 +199,21 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         DispatchSettings(retry_share=1.5)
     with pytest.raises(ValueError):
         DispatchSettings(retry_burst=-1)
+
+
+async def test_a_node_that_fails_its_calls_rests() -> None:
+    rig = Rig(nodes=2)
+    bad: FakeUpstream | None = None
+    for _ in range(40):
+        client = call(rig)
+        (up,) = [one for one in rig.upstreams.values() if one.streams and not one.last.closed]
+        bad = bad or up
+        if up is bad:
+            up.last.refuse(LayaError(Code.INTERNAL, "ENGINE_FAILED", "It broke.").grpc_trailers())
+        else:
+            up.last.answer(b"x")
+        client.settle()
+    (ejected,) = [node for node in rig.dispatcher.nodes() if node.state == "ejected"]
+    assert ejected.upstream is bad and "in a row" in ejected.health.why
+    assert len(ejected.upstream.streams) == 5
+    rig.assert_idle()
