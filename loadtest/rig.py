@@ -89,8 +89,10 @@ class Rig:
                 proc.wait(5)
         self._folder.cleanup()
 
-    def python(self, module: str, *args: str, env: dict[str, str] | None = None) -> tuple[str, int, dict[str, Any]]:
-        """Start a module of ours with a ready pipe; its address, pid and ready line."""
+    def python(
+        self, module: str, *args: str, env: dict[str, str] | None = None, limit: float = START_LIMIT
+    ) -> tuple[str, int, dict[str, Any]]:
+        """Start a module of ours with a ready pipe; its address, pid and ready line. ``limit`` is in seconds."""
         read, write = os.pipe()
         log = (self.folder / f"{module}-{len(self._procs)}.log").open("wb")
         try:
@@ -107,7 +109,7 @@ class Rig:
             os.close(write)
             log.close()
         self._procs.append(proc)
-        deadline = time.monotonic() + START_LIMIT
+        deadline = time.monotonic() + limit
         data = b""
         with os.fdopen(read, "rb", buffering=0) as pipe:
             while not any(b'"ready"' in line for line in data.split(b"\n")[:-1]):
@@ -177,7 +179,9 @@ class Rig:
         pid = self.spawn([binary, "-c", str(config), "-p", str(self.folder)], port)
         return f"127.0.0.1:{port}", [pid, *workers_of(pid, 2)]
 
-    def spawn(self, argv: Sequence[str], port: int, env: dict[str, str] | None = None) -> int:
+    def spawn(
+        self, argv: Sequence[str], port: int, env: dict[str, str] | None = None, limit: float = START_LIMIT
+    ) -> int:
         """Start a program that is not ours and wait until it listens on ``port``; its pid. Raises RigError."""
         log = (self.folder / f"{Path(argv[0]).name}-{len(self._procs)}.log").open("wb")
         with log:
@@ -192,7 +196,7 @@ class Rig:
             )
         self._procs.append(proc)
         try:
-            wait_for_port(port, proc)
+            wait_for_port(port, proc, limit)
         except RigError as error:
             said = Path(log.name).read_text("utf-8", "replace")[-1000:]
             raise RigError(f"{Path(argv[0]).name}: {error}: {said}") from None
@@ -223,9 +227,9 @@ def workers_of(pid: int, count: int) -> list[int]:
     return found
 
 
-def wait_for_port(port: int, proc: subprocess.Popen[bytes] | None = None) -> None:
+def wait_for_port(port: int, proc: subprocess.Popen[bytes] | None = None, limit: float = START_LIMIT) -> None:
     """Until something listens; RigError when nothing does, or ``proc`` has ended."""
-    deadline = time.monotonic() + START_LIMIT
+    deadline = time.monotonic() + limit
     while time.monotonic() < deadline and (proc is None or proc.poll() is None):
         with socket.socket() as probe:
             probe.settimeout(1.0)
