@@ -30,7 +30,7 @@ MODULES: Final = (
         "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "local", "methods", "peek",
         "phases", "relay_stream", "retries", "scan", "wire",
     )),
-    *(f"router_node/gateway/{name}.py" for name in ("gateway", "http_relay", "reply", "tunnel")),
+    *(f"router_node/gateway/{name}.py" for name in ("asked", "gateway", "http_relay", "reply", "tunnel")),
     "shared/prefix.py",
     *(f"shared/net/{name}.py" for name in (
         "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",

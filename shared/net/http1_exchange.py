@@ -60,7 +60,7 @@ class Http1Exchange(HttpExchange):
         """The whole answer at once."""
         if self._state:
             return
-        self._state = _ENDED
+        self._over()
         conn = self._conn
         keep = self._keep and not conn.draining
         if self.method == b"HEAD":
@@ -115,7 +115,7 @@ class Http1Exchange(HttpExchange):
         """End the body."""
         if self._state != _STARTED:
             return
-        self._state = _ENDED
+        self._over()
         if self._framing == _BY_CHUNKS:
             self._conn.queue(_LAST_CHUNK, 0)
         self._conn.ended(self._keep)
@@ -125,7 +125,7 @@ class Http1Exchange(HttpExchange):
         if self._state == _ENDED:
             return
         delimited = self._framing == _BY_CHUNKS or self._state == _FRESH
-        self._state = _ENDED
+        self._over()
         self._conn.cut(delimited)
 
     def fail(self) -> None:
@@ -139,10 +139,15 @@ class Http1Exchange(HttpExchange):
     def lost(self) -> None:
         """The client is gone."""
         if self._state != _ENDED:
-            self._state = _ENDED
-            gone, self.on_abort = self.on_abort, None
+            gone = self.on_abort
+            self._over()
             if gone is not None:
                 gone()
+
+    def _over(self) -> None:
+        """The owner is told nothing more, and let go of: it has this exchange, and would only go with the collector."""
+        self._state = _ENDED
+        self.on_abort = self.on_drain = None
 
     def _persistence(self, keep: bool) -> bytes:
         """The connection header: each version's default goes without saying."""

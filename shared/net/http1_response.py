@@ -62,11 +62,14 @@ def head(status: int, headers: Headers, framing: bytes, date: bytes) -> bytes:
     parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, date, framing]
     for name, value in headers:
         if name not in HOP_BY_HOP:
-            parts += (name, b": ", value, b"\r\n")
+            parts.append(name)
+            parts.append(b": ")
+            parts.append(value)
+            parts.append(b"\r\n")
     parts.append(b"\r\n")
     made = b"".join(parts)
     lines = len(parts) // 4 + 2 + framing.count(b"\n")
-    if len(made) - len(made.translate(None, b"\r\n\0")) != 2 * lines:
+    if made.count(b"\n") != lines or made.count(b"\r") != lines or b"\0" in made:
         return head(status, [pair for pair in headers if _clean(pair)], framing, date)
     return made
 

@@ -129,7 +129,7 @@ class Http2Exchange(HttpExchange):
         """The whole answer at once."""
         if self._state != _FRESH:
             return
-        self._state = _ENDED
+        self._over()
         bare = self.method == b"HEAD" or status in NO_CONTENT
         length: bytes | None = b"%d" % len(body)
         if bare:
@@ -161,13 +161,13 @@ class Http2Exchange(HttpExchange):
     def finish(self) -> None:
         """End the body."""
         if self._state == _STARTED:
-            self._state = _ENDED
+            self._over()
             self._stream.send(b"", end=True)
 
     def abort(self) -> None:
         """Cut the answer off: the client sees a reset."""
         if self._state != _ENDED:
-            self._state = _ENDED
+            self._over()
             self._stream.reset(INTERNAL_ERROR)
 
     def fail(self) -> None:
@@ -208,13 +208,13 @@ class Http2Exchange(HttpExchange):
 
     def on_closed(self, code: int) -> None:
         """The stream is gone; where the answer was not complete, so is the client."""
-        state, self._state = self._state, _ENDED
+        state, gone = self._state, self.on_abort
+        self._over()
         self._parts = []
         if state == _UPLOADING:
             self._front.uploads.end(self)
         elif state != _ENDED:
             self._front.flusher.counters.count("http_client_gone")
-            gone, self.on_abort = self.on_abort, None
             if gone is not None:
                 gone()
 
@@ -227,6 +227,11 @@ class Http2Exchange(HttpExchange):
         self._refuse("crowded_out", crowded_error())
 
     # Inside.
+
+    def _over(self) -> None:
+        """The owner is told nothing more, and let go of: it has this exchange, and would only go with the collector."""
+        self._state = _ENDED
+        self.on_abort = self.on_drain = None
 
     def _whole(self) -> None:
         self._front.uploads.end(self)

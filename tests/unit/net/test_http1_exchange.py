@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from shared.net.api import HttpExchange
-from tests.support.http1_site import GET, echo, post, site
+from tests.support.http1_site import GET, Bench, echo, post, site
 from tests.support.web import RawClient, until
 
 SSE = [(b"content-type", b"text/event-stream")]
@@ -186,3 +187,23 @@ async def test_a_handler_that_raises_costs_a_500_or_the_answer(caplog: pytest.Lo
         client.send(GET)
         assert not (await client.answer()).complete
     assert len(caplog.records) == 2
+
+
+END = {
+    "answered": lambda exchange: exchange.respond(200, [], b""),
+    "finished": lambda exchange: (exchange.start(200, []), exchange.finish()),
+    "cut off": lambda exchange: exchange.abort(),
+}
+
+
+@pytest.mark.parametrize("end", END.values(), ids=END.keys())
+def test_an_exchange_that_is_over_lets_go_of_its_owner(end: Callable[[HttpExchange], object]):
+    def handler(exchange: HttpExchange) -> None:
+        exchange.on_abort = lambda: None
+        exchange.on_drain = lambda _: None
+        end(exchange)
+
+    bench = Bench(handler)
+    bench.say(GET)
+    (exchange,) = bench.exchanges
+    assert exchange.on_abort is None and exchange.on_drain is None

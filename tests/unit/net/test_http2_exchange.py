@@ -277,3 +277,24 @@ def test_a_handler_that_raises_costs_a_500_or_the_answer(caplog: pytest.LogCaptu
     site.handler = late
     assert site.seen(site.ask(request())).closed == INTERNAL_ERROR
     assert len(caplog.records) == 2
+
+
+END = {
+    "answered": lambda exchange: exchange.respond(200, [], b""),
+    "finished": lambda exchange: (exchange.start(200, []), exchange.finish()),
+    "cut off": lambda exchange: exchange.abort(),
+}
+
+
+@pytest.mark.parametrize("end", END.values(), ids=END.keys())
+def test_an_exchange_that_is_over_lets_go_of_its_owner(end: Callable[[HttpExchange], object]):
+    def handler(exchange: HttpExchange) -> None:
+        exchange.on_abort = lambda: None
+        exchange.on_drain = lambda _: None
+        end(exchange)
+
+    site = Site(handler)
+    site.ask(request())
+    (exchange,) = site.exchanges
+    assert exchange.on_abort is None and exchange.on_drain is None
+    assert site.aborted == 0
