@@ -21,7 +21,8 @@ from shared.net.listener import Listener, ListenError
 class AdminSide:
     """Made once in each router, in the supervisor where there are workers.
 
-    ``socket`` is the private socket's address, on which this side serves.
+    ``socket`` is the private socket's address, on which this side serves. ``trouble`` is what is wrong though requests
+    are served.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class AdminSide:
         routes: RouteSide,
         collect: Callable[[], Snapshot],
         not_ready: Callable[[], str],
+        trouble: Callable[[], str] = str,
     ) -> None:
         router = config.router
         self._bridge = Bridge(socket, nodes.net, nodes.flusher)
@@ -41,7 +43,9 @@ class AdminSide:
         self._server = AdminServer(socket, view, shown, lambda: not not_ready())
         token = "" if is_loopback(router.admin_host) else config.server.cluster_token
         page = MetricsPage(collect, router.workers).render
-        front = PrivateFront(self._bridge, page, not_ready, token, routes.trouble)
+        front = PrivateFront(
+            self._bridge, page, not_ready, token, lambda: "; ".join(filter(None, (routes.trouble(), trouble())))
+        )
         self._listener = Listener(
             acceptor=front.accept,
             http_handler=front.handle,

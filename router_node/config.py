@@ -86,10 +86,13 @@ def check(config: Config) -> list[str]:
 
 
 def _forgetful(config: Config) -> list[str]:
-    """What the two other modes promise elsewhere and this router does not do: said, rather than passed over."""
-    if config.router.mode == "memory":
+    """What a mode promises and cannot keep without a store: said, rather than passed over."""
+    if config.router.mode in ("auto", "memory") or config.server.redis:
         return []
-    return [f"router.mode: {config.router.mode} keeps sessions in memory alone here; a restarted router forgets them"]
+    return [
+        f"router.mode: {config.router.mode} needs server.redis; without it sessions are kept in memory alone, and a"
+        " restarted router forgets those that are elsewhere than the ring has them"
+    ]
 
 
 def load_keys(config: Config) -> Sequence[KeyRecord] | None:

@@ -17,6 +17,7 @@ from router_node.admin.metrics import Snapshot
 from router_node.discovery.base import Candidate, Publish, Source, SourceHealth
 from router_node.routes.book import Book, Change
 from router_node.routes.rules import Rule
+from router_node.sessions.pins import Pin
 from shared.config import Config
 
 MAX_MESSAGE: Final = 32 << 20  # bytes
@@ -55,6 +56,12 @@ class Changes(msgspec.Struct, tag="changes", frozen=True):
     changes: list[Change]
 
 
+class Pins(msgspec.Struct, tag="pins", frozen=True):
+    """Sessions that are elsewhere than the ring has them; said by either side."""
+
+    pins: list[Pin]
+
+
 class Start(msgspec.Struct, tag="start", frozen=True):
     """First message to a worker. ``bridge`` is where health and reflection are answered.
 
@@ -82,8 +89,8 @@ class Counted(msgspec.Struct, tag="counted", frozen=True):
     snapshot: Snapshot
 
 
-ToWorker = Start | View | Table | Changes
-ToSupervisor = Serving | Counted
+ToWorker = Start | View | Table | Changes | Pins
+ToSupervisor = Serving | Counted | Pins
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from router_node.control import (
     Channel,
     ChannelClosed,
     Counted,
+    Pins,
     Serving,
     Start,
     Table,
@@ -34,6 +35,7 @@ from router_node.exits import BAD_CONFIG, FAILED, UNAVAILABLE
 from router_node.node_side import NodeSide
 from router_node.routes.book import Book, Change
 from router_node.routes.manager import RouteManager
+from router_node.sessions.pins import Pin
 from router_node.signals import unless
 from shared import logging as logs
 from shared.config import Config
@@ -45,6 +47,7 @@ START_LIMIT = 60.0  # seconds for a worker to serve
 STABLE = 30.0  # seconds of life after which a worker's next end counts as its first
 EXIT_LIMIT = 10.0  # seconds beyond the drain timeout for a worker to be gone
 
+_PINS_AT_ONCE = 10_000
 _FINAL = (BAD_CONFIG, UNAVAILABLE)  # a worker that ends so before it ever served would do so again
 
 
@@ -82,6 +85,8 @@ class Fleet:
     ) -> None:
         self.draining = False
         self.on_change: Callable[[], None] = lambda: None
+        self._pins: dict[int, Pin] = {}  # for workers that are yet to come
+        self.on_pin: Callable[[Pin], None] = lambda _: None
         self._config = config
         self._nodes = nodes
         self._sources = sources
@@ -197,6 +202,16 @@ class Fleet:
             if worker.channel is not None:
                 self._send(worker, message)
 
+    def take_pins(self, pins: Sequence[Pin], by: Worker | None = None) -> None:
+        """Tell every worker, but the one that said so, where these sessions are."""
+        for pin in pins:
+            if self._pins.pop(pin.key, None) is None and len(self._pins) >= self._config.router.cache_size:
+                del self._pins[next(iter(self._pins))]
+            self._pins[pin.key] = pin
+        for worker in self._workers:
+            if worker is not by and worker.address and worker.channel is not None:
+                self._send(worker, Pins(list(pins)))
+
     def _send(self, worker: Worker, message: ToWorker) -> None:
         try:
             if worker.channel is not None:
@@ -274,9 +289,16 @@ class Fleet:
                 if isinstance(message, Serving):
                     limit = SILENCE
                     worker.address = message.address
+                    pins = list(self._pins.values())
+                    for start in range(0, len(pins), _PINS_AT_ONCE):
+                        self._send(worker, Pins(pins[start : start + _PINS_AT_ONCE]))
                     self._changed()
                 elif isinstance(message, Counted):
                     worker.counted = message.snapshot
+                elif isinstance(message, Pins):
+                    self.take_pins(message.pins, worker)
+                    for pin in message.pins:
+                        self.on_pin(pin)
 
     async def _reap(self, worker: Worker, process: asyncio.subprocess.Process) -> None:
         """Wait for the process to be gone; the end of its channel told it to finish, if nothing else did."""

@@ -62,6 +62,7 @@ async def serve(options: Options) -> int:
     from router_node.heap import settle_heap
     from router_node.node_side import NodeSide, configured_sources
     from router_node.route_side import RouteSide
+    from router_node.session_side import SessionSide
     from router_node.signals import StopSignals
 
     config = options.config
@@ -70,6 +71,7 @@ async def serve(options: Options) -> int:
         socket = stack.enter_context(private_socket())
         nodes = NodeSide(config, configured_sources(config))
         routes = RouteSide(config, nodes)
+        sessions = SessionSide(config, nodes)
         bridge = Bridge(socket, nodes.net, nodes.flusher)
         clients = ClientSide(config, nodes, options.keys, bridge)
         admin = AdminSide(
@@ -78,10 +80,11 @@ async def serve(options: Options) -> int:
             socket,
             view=LocalView(nodes.dispatcher, nodes.membership, nodes.table),
             routes=routes,
-            collect=lambda: routes.add_to(clients.snapshot()),
+            collect=lambda: sessions.add_to(routes.add_to(clients.snapshot())),
             not_ready=clients.not_ready,
+            trouble=sessions.trouble,
         )
-        for part in (admin, bridge, nodes, routes, clients):  # they end in the opposite order
+        for part in (admin, bridge, nodes, routes, sessions, clients):  # they end in the opposite order
             stack.push_async_callback(part.close)
             await part.start()
         settle_heap()

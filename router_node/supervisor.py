@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import Iterator, Sequence
 
+from router_node.admin.metrics import Snapshot
 from router_node.admin.server import private_socket
 from router_node.admin.view import LocalView
 from router_node.admin_side import AdminSide
@@ -23,6 +24,8 @@ from router_node.exits import FAILED, OK
 from router_node.fleet import Fleet
 from router_node.node_side import NodeSide, configured_sources
 from router_node.route_side import RouteSide
+from router_node.session_side import counts, pin_store
+from router_node.sessions.store import PinStore
 from router_node.signals import StopSignals
 from shared import logging as logs
 from shared.pb.laya.v1 import admin_pb2
@@ -41,16 +44,22 @@ async def supervise(options: Options) -> int:
         nodes = NodeSide(config, sources, worker=config.router.workers)
         routes = RouteSide(config, nodes)
         fleet = Fleet(config, nodes, sources, routes.manager, port=held.getsockname()[1], bridge=private)
+        pins = pin_store(config, fleet.take_pins)
         admin = AdminSide(
             config,
             nodes,
             private,
             view=FleetView(nodes, fleet),
             routes=routes,
-            collect=lambda: routes.add_to(fleet.snapshot()),
+            collect=lambda: _with_pins(routes.add_to(fleet.snapshot()), pins),
             not_ready=fleet.not_ready,
+            trouble=lambda: pins.trouble if pins is not None else "",
         )
         fleet.on_change = admin.readiness_changed
+        if pins is not None:
+            fleet.on_pin = pins.offer
+            stack.push_async_callback(pins.close)
+            await pins.start()
         for part in (admin, nodes, routes, fleet):  # they end in the opposite order
             stack.push_async_callback(part.close)
             await part.start()
@@ -68,6 +77,12 @@ async def supervise(options: Options) -> int:
         finished = await fleet.drain(signals.hurry)
     logs.event(log, logging.INFO, "router_stopped", finished=finished)
     return OK if finished or not signals.hurry.is_set() else FAILED
+
+
+def _with_pins(snapshot: Snapshot, pins: PinStore | None) -> Snapshot:
+    if pins is not None:
+        snapshot.pins = counts(pins)
+    return snapshot
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from router_node.control import (
     Channel,
     ChannelClosed,
     Counted,
+    Pins,
     RelayedSource,
     Serving,
     Start,
@@ -38,6 +39,8 @@ from router_node.node_side import NodeSide
 from router_node.route_side import caps_of
 from router_node.routes.manager import RouteManager
 from router_node.routes.rules import RouteError
+from router_node.session_side import PinKeeper, Relay, mode_of
+from router_node.sessions.pins import Pin
 from router_node.signals import StopSignals
 from shared import logging as logs
 from shared.config import ConfigError
@@ -85,6 +88,12 @@ async def work(sock: socket.socket) -> int:
         stack.callback(routes.close)
         if start.table is not None:
             routes.reset(start.table.book())
+        keeper: PinKeeper | None = None
+        if mode_of(config) != "memory" and config.server.redis:
+            relay = Relay(lambda pins: _tell(channel, pins))
+            stack.callback(relay.close)
+            keeper = PinKeeper(config, nodes, relay.offer)
+            stack.callback(keeper.close)
         bridge = Bridge(start.bridge, nodes.net, nodes.flusher)
         clients = ClientSide(config, nodes, load_keys(config), bridge, shared_port=True)
         stack.push_async_callback(bridge.close)
@@ -93,7 +102,7 @@ async def work(sock: socket.socket) -> int:
         await nodes.start()
         for view in start.views:
             sources[view.source].take(view)
-        tasks = [asyncio.create_task(_listen(channel, sources, routes, signals.stop), name="control-listen")]
+        tasks = [asyncio.create_task(_listen(channel, sources, routes, keeper, signals.stop), name="control-listen")]
         try:
             await _reach_nodes(nodes)
             stack.push_async_callback(clients.close)
@@ -129,9 +138,13 @@ async def _reach_nodes(nodes: NodeSide) -> None:
 
 
 async def _listen(
-    channel: Channel, sources: dict[str, RelayedSource], routes: RouteManager, stop: asyncio.Event
+    channel: Channel,
+    sources: dict[str, RelayedSource],
+    routes: RouteManager,
+    keeper: PinKeeper | None,
+    stop: asyncio.Event,
 ) -> None:
-    """Pass views and rules on; the end of the channel is the end of the worker."""
+    """Pass views, rules and pins on; the end of the channel is the end of the worker."""
     try:
         while True:
             message = await channel.receive()
@@ -141,10 +154,17 @@ async def _listen(
                 routes.reset(message.book())
             elif isinstance(message, Changes):
                 routes.take_all(message.changes)
+            elif isinstance(message, Pins) and keeper is not None:
+                keeper.table.take(message.pins)
     except (ChannelClosed, RouteError):  # rules that do not follow: a new worker is told them whole
         pass
     finally:
         stop.set()
+
+
+def _tell(channel: Channel, pins: list[Pin]) -> None:
+    with contextlib.suppress(ChannelClosed):  # whoever listens to it ends the worker
+        channel.send(Pins(pins))
 
 
 async def _count(channel: Channel, clients: ClientSide, stop: asyncio.Event) -> None:

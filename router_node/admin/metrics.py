@@ -84,6 +84,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     sources: dict[str, bool] = {}
     rejected: dict[str, int] = {}
     routes: RoutesSample | None = None
+    pins: dict[str, int] = {}
     access_log_dropped: int = 0
     keys_refused: int = 0
     key_file_errors: int = 0

@@ -58,6 +58,7 @@ class _RouterCollector(Collector):
         yield from _connections(snapshot)
         yield from _surroundings(snapshot)
         yield from _routes(snapshot.routes)
+        yield from _pins(snapshot.pins)
         yield _gauge("workers", "Processes that serve the public port.", self._workers)
         build = GaugeMetricFamily("laya_build_info", "Version of Laya.", labels=("version",))
         build.add_metric((__version__,), 1)
@@ -154,6 +155,18 @@ def _routes(routes: RoutesSample | None) -> Iterator[Metric]:
     yield _counter("routes_reloads", "Times that all rules were read from the store.", "reason", routes.reloads)
     if routes.store_up is not None:
         yield _gauge("routes_store_up", "1 while the store's rules can be read.", int(routes.store_up))
+
+
+def _pins(pins: dict[str, int]) -> Iterator[Metric]:
+    if not pins:
+        return
+    yield _gauge("pins_pending", "Sessions off the ring that the store is yet to be told of.", pins.get("pending", 0))
+    for name, text in (
+        ("acknowledged", "Sessions off the ring that the store keeps as the mode asks."),
+        ("dropped", "Sessions off the ring that the store was not told of, since too many waited."),
+        ("taken", "Sessions off the ring that others told of."),
+    ):
+        yield CounterMetricFamily(f"laya_router_pins_{name}", text, value=pins.get(name, 0))
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

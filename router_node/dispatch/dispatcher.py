@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 
 from router_node.dispatch import errors, explain, learning, refusals, reports
 from router_node.dispatch.outlier import Outliers
-from router_node.dispatch.picker import NO_KEYS, Keys, Picker
+from router_node.dispatch.picker import NO_KEYS, Keys, Picker, Pins
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.queue import Ticket
 from router_node.dispatch.registry import ModelInfo, Registry
@@ -244,6 +244,20 @@ class Dispatcher:
         self.outliers.look(node, now)
         self._refresh(node)
         return verdict
+
+    # Sessions that others know of.
+
+    def tell_sessions(self, pins: Pins | None) -> None:
+        """Tell ``pins`` where each session goes from now on."""
+        self._picker.pins = pins
+
+    def pin(self, key: int, node_id: str, tokens: int) -> int:
+        """Another router has sent a session, by its hash, to a node. Its incarnation; 0 for a node not known here."""
+        node = self._registry.nodes.get(node_id)
+        if node is None:
+            return 0
+        self._picker.sessions.record(key, node.incarnation, tokens)
+        return node.incarnation
 
     # What there is.
 

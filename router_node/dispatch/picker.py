@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import random
+from abc import abstractmethod
 from collections.abc import Container, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -40,10 +41,18 @@ many of these are fresh."""
 NO_KEYS: Final[Keys] = (-1, 0, (), (), 0)
 
 
+class Pins(Protocol):
+    """Who wants to know where sessions go."""
+
+    @abstractmethod
+    def note(self, key: int, node: NodeState, tokens: int) -> None:
+        """A session, by its hash, was sent to ``node`` with a prompt of ``tokens``. Called for each request of one."""
+
+
 class Picker:
     """Affinity tables and the choice itself. Owned by one dispatcher."""
 
-    __slots__ = ("_draws", "_owners", "_random", "_slots", "_strict", "prefixes", "rng", "sessions")
+    __slots__ = ("_draws", "_owners", "_random", "_slots", "_strict", "pins", "prefixes", "rng", "sessions")
 
     def __init__(
         self,
@@ -53,6 +62,8 @@ class Picker:
         owners: dict[int, NodeState],
     ) -> None:
         self.sessions = SessionTable(settings.cache_size)
+        self.pins: Pins | None = None
+        """Told where each session goes, where others are to know."""
         self.prefixes = PrefixMap(settings.cache_size)
         self.rng = rng
         self._random = rng.random
@@ -336,6 +347,8 @@ class Picker:
         session, _, chain, found, fresh = keys
         if session >= 0:
             self.sessions.record(session, node.incarnation, prompt)
+            if self.pins is not None:
+                self.pins.note(session, node, prompt)
         return self.prefixes.insert(chain, found, fresh, node.slot) if chain else 0
 
     def _holders(self, entry: int, want: int) -> list[NodeState]:

@@ -155,7 +155,7 @@ class OutlierConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The router's own settings."""
 
-    mode: Literal["memory", "hybrid", "persistent"] = "memory"  # persistent: the store of `laya up` is kept on disk
+    mode: Literal["auto", "memory", "hybrid", "persistent"] = "auto"  # of sessions; auto: hybrid where there is a store
     cache_size: int = 65_536  # sessions and prefixes remembered
     timeout_ms: float = 10_000.0  # longest wait for a node with room before 429
     workers: int = 1  # processes that share the port
@@ -286,6 +286,7 @@ class InferenceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ramp_seconds: float = 3.0  # time after READY in which the node goes from a quarter of its room to all of it
     overcommit: bool = False  # promise KV by learned output lengths: more at once, and preemption becomes possible
     overcommit_quantile: float = 0.95  # share of recent outputs that a hold would have covered
+    kv_events: bool = True  # tell routers what the prefix cache has evicted, where the engine says so
     cpu_threads: str = ""  # cores of this node, as "0-3,6"; empty takes all
     offline: bool = False  # never ask a hub; also on when HF_HUB_OFFLINE is set
     trust_remote_code: bool = False  # run Python code that comes with a model

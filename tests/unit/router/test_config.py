@@ -108,6 +108,6 @@ def test_an_unknown_flag_ends_with_two(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(("mode", "warned"), [("memory", False), ("hybrid", True), ("persistent", True)])
-def test_a_mode_that_keeps_no_sessions_is_warned_about(mode: str, warned: bool) -> None:
+def test_a_mode_that_needs_a_store_is_warned_about_without_one(mode: str, warned: bool) -> None:
     config = load(None, environ={}, overrides={"router.mode": mode})
     assert any("router.mode" in warning for warning in check(config)) is warned
