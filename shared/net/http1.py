@@ -130,7 +130,7 @@ class Http1Protocol:
                 flusher.loop.call_soon(self._go_on)
         finally:
             if outer:
-                flusher.leave(self)
+                flusher.defer(self)
 
     def eof_received(self) -> None:
         """The client is gone: nobody waits for answers that are not complete. The transport closes by itself."""

@@ -125,3 +125,60 @@ def test_the_counters_are_those_handed_in():
     counters.count("x")
     counters.count("x")
     assert counters.reasons == {"x": 2}
+
+
+def test_deferred_batches_are_flushed_together_at_the_next_turn_but_their_own_connections_at_once():
+    loop, flusher = make()
+    order: list[str] = []
+    node = Conn("node", order)
+    for name in ("a", "b"):
+        assert flusher.enter()
+        if not node.touched:
+            flusher.touch(node)
+        flusher.defer(Conn(name, order))
+    assert order == ["a", "b"]
+    loop.run()
+    assert order == ["a", "b", "node"]
+    loop.run()
+    assert order == ["a", "b", "node"]
+
+
+def test_few_batches_are_deferred_before_all_is_flushed():
+    loop, flusher = make()
+    order: list[str] = []
+    node = Conn("node", order)
+    flushed_after = []
+    for i in range(20):
+        assert flusher.enter()
+        if not node.touched:
+            flusher.touch(node)
+        flusher.defer(Conn("own", order))
+        if order.count("node") > len(flushed_after):
+            flushed_after.append(i + 1)
+    assert flushed_after == [8, 16]
+    loop.run()
+    assert order.count("node") == 3
+
+
+def test_another_batch_flushes_what_was_deferred_before_it():
+    loop, flusher = make()
+    order: list[str] = []
+    assert flusher.enter()
+    flusher.touch(Conn("node", order))
+    flusher.defer(Conn("a", order))
+    assert flusher.enter()
+    flusher.leave(Conn("b", order))
+    assert order == ["a", "node", "b"]
+    loop.run()
+    assert order == ["a", "node", "b"]
+
+
+def test_a_batch_that_touched_nothing_defers_nothing():
+    loop, flusher = make()
+    order: list[str] = []
+    assert flusher.enter()
+    flusher.defer(Conn("a", order))
+    loop.run()
+    assert order == ["a"]
+    assert flusher.enter()
+    flusher.leave()
