@@ -15,6 +15,7 @@ from inference_node.keeper import Keeper, machine_watch, open_admission
 from inference_node.metrics import NodeMetrics
 from inference_node.node_service import NodeService
 from inference_node.rare import RareBridge, RareServices
+from inference_node.consul_register import ConsulRegistrar
 from inference_node.register import Registrar, advertised
 from inference_node.report import Reporter
 from inference_node.routes import routes
@@ -85,6 +86,7 @@ class Node:
             tls=self._certificates.server(server.tls) if wants_tls(config) else None,
         )
         self._registrar: Registrar | None = None
+        self._consul: ConsulRegistrar | None = None
         self._reports: asyncio.Task[None] | None = None
         self._keeper: Keeper | None = None
         self.state.on_change.append(self.reporter.poke)
@@ -105,9 +107,11 @@ class Node:
                 f"inference.node_id: {state.node_id[:160]!r} must be 1 to 128 letters, digits and . _ : -, "
                 "beginning with a letter or digit"
             )
+        where = advertised(state.config, self._listener.address, self._listener.port)
         if state.config.server.redis:
-            where = advertised(state.config, self._listener.address, self._listener.port)
             self._registrar = Registrar(state, where, log)
+        if state.config.server.consul.address:
+            self._consul = ConsulRegistrar(state, where, log)
         self._reports = asyncio.get_running_loop().create_task(self.reporter.run(), name="reports")
 
     def serve(self, info: EngineInfo) -> None:
@@ -118,14 +122,20 @@ class Node:
         self._keeper = Keeper(admission, config, machine_watch(info), log)
         self.state.start_serving(Serving(self._engine, info, admission, self._keeper))
         self._keeper.start()
+        if info.tells_evictions:
+            self._engine.follow_cache(self.reporter.evicted)
         if self._registrar is not None:
             self._registrar.start(info.revision)
+        if self._consul is not None:
+            self._consul.start(info.revision)
         self._bridge.start()
 
     async def close(self) -> None:
         """Leave the store, end what runs, close the port. Call it after a drain, so that little runs."""
         if self._registrar is not None:
             await self._registrar.close()
+        if self._consul is not None:
+            await self._consul.close()
         await self.drainer.close()
         await self._http.close()
         await self._grpc.close()

@@ -139,6 +139,7 @@ class Preparer:
             sampling,
             call.priority_over(request.priority),
             call.salt_over(request.cache_salt),
+            dispatch=call.dispatch,
         )
 
     def _max_tokens(self, wanted: int | None, prompt: int, info: EngineInfo, caps: Caps) -> int:

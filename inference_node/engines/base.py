@@ -127,6 +127,7 @@ class GenerateCall:
     priority: int = 0
     cache_salt: str = ""
     lora: str = ""
+    dispatch: str = ""  # the router's id of it, empty for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,14 @@ class Engine(ABC):
         """Call ``finished`` for each sequence that ends by itself, whoever asked for it; called at most once.
 
         Over-commit learns from it. An engine that never calls it leaves every hold at its full size.
+        """
+        return None
+
+    def follow_cache(self, evicted: Callable[[str, int], None]) -> None:
+        """Call ``evicted(dispatch, kept_tokens)`` when the prefix cache loses a part of what a request has put there.
+
+        Called at most once, after ``start``, if ``EngineInfo.tells_evictions``. ``dispatch`` is the request's own
+        (``GenerateCall.dispatch``, or the context's in the application), ``kept_tokens`` what is left of its prompt.
         """
         return None
 

@@ -36,6 +36,7 @@ from inference_node.engines.base import (
 )
 from inference_node.engines.vllm_args import Arguments, Host
 from inference_node.engines.vllm_core import PRELOAD, PRELOAD_CPU, CoreProcess, CoreSetup, Launcher
+from inference_node.engines.vllm_events import CacheEvents
 from inference_node.engines.vllm_kv import kv_pool
 from inference_node.engines.vllm_load import Loaded
 from inference_node.engines.vllm_openai import OpenAIApp, build, preload
@@ -69,6 +70,8 @@ class VllmEngine(Engine):
         self._app: OpenAIApp | None = None
         self._defaults: dict[str, Any] = {}
         self._creating: asyncio.Future[Any] | None = None
+        self._events: CacheEvents | None = None
+        self._blocks = 0
         self._tokens_input: Callable[..., Any] | None = None
 
     async def start(self) -> EngineInfo:
@@ -113,6 +116,7 @@ class VllmEngine(Engine):
             args: Arguments = await self._in_thread(vllm_load.arguments, self._config, self._names, host)
         except ImportError as e:
             raise EngineUnavailable(f"inference.engine: vllm cannot be loaded here: {e}; run `make setup`") from e
+        self._events = vllm_load.cache_events(self._config, args)
         loaded: Loaded = await self._in_thread(vllm_load.load, self._config, args, self._context)
         style.apply()  # vLLM may have set up its own while it was imported
         self._creating = asyncio.ensure_future(self._in_thread(self._create, loaded, self._core))
@@ -166,6 +170,7 @@ class VllmEngine(Engine):
             int(config.max_in_flight_tokens),
         )
         guessed = int(config.speculative_config.num_speculative_tokens or 0) if config.speculative_config else 0
+        self._blocks = pool.blocks
         settings = getattr(model.hf_config, "quantization_config", None) or {}
         return EngineInfo(
             engine=self.name,
@@ -176,6 +181,7 @@ class VllmEngine(Engine):
             kv_block_tokens=pool.block_tokens,
             kv_blocks=pool.blocks,
             kv_groups=pool.groups,
+            tells_evictions=self._events is not None and bool(cache.enable_prefix_caching),
             max_num_seqs=int(scheduler.max_num_seqs),
             max_prefill_tokens=int(scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens),
             lookahead_tokens=vllm_args.lookahead_tokens(guessed, int(config.num_lookahead_tokens)),
@@ -198,8 +204,10 @@ class VllmEngine(Engine):
 
     async def stop(self) -> None:
         """End the core's process and everything that belongs to it. Idempotent."""
-        app, llm, core, creating = self._app, self._llm, self._core, self._creating
-        self._app = self._llm = self._core = self._creating = None
+        app, llm, core, creating, events = self._app, self._llm, self._core, self._creating, self._events
+        self._app = self._llm = self._core = self._creating = self._events = None
+        if events is not None:
+            await events.close()
         if app is not None:
             await app.stop()
         if core is not None and llm is None:
@@ -242,7 +250,8 @@ class VllmEngine(Engine):
             raise BadRequest("the model does not generate text; ask it for embeddings")
         params = vllm_convert.sampling_params(call.sampling, self._defaults)
         prompt = self._input(call.prompt, call.cache_salt)
-        outputs = llm.run(prompt, params, call.request_id, priority=call.priority, lora_request=app.lora(call.lora))
+        about = {"priority": call.priority, "lora_request": app.lora(call.lora), "session_id": call.dispatch or None}
+        outputs = llm.run(prompt, params, call.request_id, **about)
         try:
             async with aclosing(outputs):
                 async for output in outputs:
@@ -301,6 +310,11 @@ class VllmEngine(Engine):
     def follow(self, finished: Callable[[Finished], None]) -> None:
         """Tell of each sequence that ends by itself, as vLLM's statistics do."""
         self._collector.on_finished = finished
+
+    def follow_cache(self, evicted: Callable[[str, int], None]) -> None:
+        """Tell of evictions as vLLM's KV events do."""
+        if self._events is not None:
+            self._events.follow(evicted, self._blocks)
 
     async def check(self) -> None:
         """Raise EngineError(fatal=True) when the core is dead."""

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from inference_node.engines.context import first_token
+from inference_node.engines.context import dispatch, first_token
 from inference_node.engines.vllm_stats import StatsCollector
 
 _WHOLE = 1 << 30  # tokens between two outputs: the first one and the last one remain
@@ -24,10 +24,14 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
 
     collector: StatsCollector
 
-    async def add_request(self, *args: Any, **kwargs: Any) -> Any:
+    async def add_request(self, request_id: str, prompt: Any, params: Any, **kwargs: Any) -> Any:
         """As vLLM's; every request of typed service and application passes here."""
         self.collector.arrived()
-        return await super().add_request(*args, **kwargs)
+        told = kwargs.get("session_id") and self.vllm_config.kv_events_config is not None
+        if told and isinstance(params, SamplingParams):
+            # Its events then also name the blocks that it found in the cache: whoever used them last is told.
+            params.extra_args = {**(params.extra_args or {}), "kv_cache_report_mode": "full"}
+        return await super().add_request(request_id, prompt, params, **kwargs)
 
     async def kv_groups(self) -> list[dict[str, Any]]:
         """What the core says of its groups of layers: kind, block size and window of each."""
@@ -44,6 +48,7 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
     ) -> AsyncGenerator[Any, None]:
         """What the application calls: signals the first token; who wants one whole output still gets that."""
         signal = first_token.get()
+        kwargs["session_id"] = dispatch.get() or kwargs.get("session_id")
         whole = signal is not None and sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
         if whole:
             sampling_params = copy.copy(sampling_params)

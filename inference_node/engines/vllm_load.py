@@ -16,6 +16,7 @@ from inference_node.engines import vllm_args
 from inference_node.engines.base import EngineUnavailable
 from inference_node.engines.vllm_args import Arguments, Host
 from inference_node.engines.vllm_env import quick_imports
+from inference_node.engines.vllm_events import CacheEvents
 from shared.config.schema import ConfigError, InferenceConfig
 
 _GPU_RUNTIME = 2 << 30  # bytes of a GPU that neither weights nor KV cache get
@@ -55,6 +56,21 @@ def arguments(config: InferenceConfig, names: Collection[str], host: Host) -> Ar
     known_quantization(config.quantization)
     merged = vllm_args.base(config, names, host) | vllm_args.typed(extra.engine, AsyncEngineArgs)
     return Arguments(merged, vllm_args.typed(extra.app, BaseFrontendArgs))
+
+
+def cache_events(config: InferenceConfig, args: Arguments) -> CacheEvents | None:
+    """Have vLLM publish its KV events where somebody is to follow them; a user's own publisher is followed."""
+    given = args.engine.get("kv_events_config")
+    if not config.kv_events or args.engine.get("enable_prefix_caching") is False:
+        return None
+    if given is not None:
+        own = {name: getattr(given, name) for name in ("enable_kv_cache_events", "publisher", "endpoint", "topic")}
+        return CacheEvents(own) if own["enable_kv_cache_events"] and own["publisher"] == "zmq" else None
+    from vllm.config.kv_events import KVEventsConfig
+
+    events = CacheEvents(None)
+    args.engine["kv_events_config"] = KVEventsConfig(**events.config)
+    return events
 
 
 def known_quantization(name: str) -> None:
