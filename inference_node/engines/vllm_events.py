@@ -19,6 +19,7 @@ from shared import logging as logs
 
 _KEEPS_ALL = ("full_attention", "mla_attention", "sink_full_attention")
 _HIGH_WATER = 10_000  # batches that may wait to be read
+_MAX_PATH = 80  # bytes of the folder: a Unix socket's path holds 107
 
 log = logs.get("engine")
 
@@ -59,7 +60,7 @@ class CacheEvents:
         """``given`` is the user's own ``kv_events_config``; without one, a socket is made up."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if given is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="laya-kv-", ignore_cleanup_errors=True)
+            self._folder = _folder()
             given = {"enable_kv_cache_events": True, "endpoint": f"ipc://{self._folder.name}/events.sock"}
         self.config: dict[str, Any] = dict(given)
         self.prompts: CachedPrompts | None = None
@@ -125,3 +126,11 @@ class CacheEvents:
         if self._group is None and (event.kv_cache_spec_kind or "full_attention") in _KEEPS_ALL:
             self._group = group
         return group == self._group
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    made = tempfile.TemporaryDirectory(prefix="laya-kv-", ignore_cleanup_errors=True)
+    if len(made.name.encode()) <= _MAX_PATH:
+        return made
+    made.cleanup()
+    return tempfile.TemporaryDirectory(prefix="laya-kv-", dir="/tmp", ignore_cleanup_errors=True)

@@ -115,3 +115,15 @@ async def test_events_come_by_a_private_socket_which_is_gone_afterwards() -> Non
             await events.close()
     assert told[0] == ("w-1", 0)
     assert not path.parent.exists()
+
+
+async def test_a_long_temporary_folder_does_not_make_a_path_too_long_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = tmp_path / ("x" * 90)
+    far.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(far))
+    events = CacheEvents(None)
+    assert len(events.config["endpoint"]) < 100
+    await events.close()
+    assert not list(far.iterdir())

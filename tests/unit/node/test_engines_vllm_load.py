@@ -165,3 +165,26 @@ def test_sentence_is_short_and_on_one_line() -> None:
     assert vllm_load.sentence(ValueError("a\n  b")) == "a b"
     assert vllm_load.sentence(KeyError()) == "KeyError"
     assert len(vllm_load.sentence(ValueError("x" * 5000))) < 700
+
+
+async def test_cache_events_are_published_on_a_private_socket_unless_they_are_off(model: str) -> None:
+    def events(config: dict[str, Any], **engine: Any) -> Any:
+        args = arguments(model=model, engine_args=engine)
+        return args, vllm_load.cache_events(InferenceConfig(engine="vllm", model=model, **config), args)
+
+    args, made = events({})
+    try:
+        config = args.engine["kv_events_config"]
+        assert config.enable_kv_cache_events and config.publisher == "zmq"
+        assert config.endpoint == made.config["endpoint"] and config.endpoint.startswith("ipc:///")
+    finally:
+        await made.close()
+    assert events({"kv_events": False})[1] is None
+    assert events({}, enable_prefix_caching=False)[1] is None
+    # A user's own publisher is left as it is, and followed where there is one.
+    own = {"enable_kv_cache_events": True, "endpoint": "ipc:///run/mine.sock", "topic": "kv"}
+    args, made = events({}, kv_events_config=own)
+    assert (made.config["endpoint"], made.config["topic"]) == ("ipc:///run/mine.sock", "kv")
+    assert args.engine["kv_events_config"].endpoint == "ipc:///run/mine.sock"
+    await made.close()
+    assert events({}, kv_events_config={"enable_kv_cache_events": False})[1] is None
