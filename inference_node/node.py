@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from inference_node.auth import ClusterAuth
+from inference_node.consul_register import ConsulRegistrar
 from inference_node.door import Door
 from inference_node.drain import Drainer
 from inference_node.engines.base import Engine, EngineInfo
@@ -15,7 +16,6 @@ from inference_node.keeper import Keeper, machine_watch, open_admission
 from inference_node.metrics import NodeMetrics
 from inference_node.node_service import NodeService
 from inference_node.rare import RareBridge, RareServices
-from inference_node.consul_register import ConsulRegistrar
 from inference_node.register import Registrar, advertised
 from inference_node.report import Reporter
 from inference_node.routes import routes

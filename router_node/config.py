@@ -53,7 +53,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
 
 def check(config: Config) -> list[str]:
     """Warnings about a configuration that works but is open. Raises ConfigError for one that must not be served."""
-    server = config.server
+    server, router = config.server, config.router
     if not valid_cluster(server.cluster):
         raise ConfigError("server.cluster: must be 1 to 64 letters, digits and . _ -, beginning with a letter or digit")
     token = server.cluster_token
@@ -77,8 +77,8 @@ def check(config: Config) -> list[str]:
         ),
         *_exposed(
             config,
-            any(not is_loopback(host) for host in hosts) and not token,
-            "router.nodes: a node beyond loopback is asked without a cluster token",
+            not token and (bool(router.dns or server.consul.address) or any(not is_loopback(host) for host in hosts)),
+            "router.nodes, router.dns, server.consul: nodes beyond loopback are asked without a cluster token",
             "set the same server.cluster_token on routers and nodes",
         ),
         *_forgetful(config),

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from router_node.admin.metrics import NodeSample, Snapshot
 from router_node.discovery.base import Source
+from router_node.discovery.consul_source import ConsulSource
+from router_node.discovery.dns_source import DnsSource
 from router_node.discovery.membership import Entry, Membership
 from router_node.discovery.redis_source import RedisSource
 from router_node.discovery.static import StaticSource
@@ -40,6 +42,9 @@ def configured_sources(config: Config) -> list[Source]:
                 trust_all=server.insecure,
             )
         )
+    sources += [DnsSource(one) for one in router.dns]
+    if server.consul.address:
+        sources.append(ConsulSource(server.consul))
     return sources
 
 

@@ -19,6 +19,7 @@ class Candidate:
     node_id: str = ""
     boot_id: str = ""
     model: str = ""
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

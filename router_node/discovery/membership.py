@@ -25,6 +25,8 @@ log = get("discovery")
 
 MAX_GROUPS: Final = 64  # kinds of layers of one model
 LINGER: Final = 5.0  # seconds that a node which no source names and which cannot be reached is kept
+LINGER_SUDDEN: Final = 60.0  # the same where a source lost most of its nodes at once: it may well be wrong
+FLOOR: Final = 3  # nodes of a source from which on that is looked at
 _SWEEP_EVERY: Final = 0.5
 
 _LEVELS: Final = {"mismatch": logging.ERROR, "dark": logging.WARNING, "starting": logging.DEBUG}
@@ -33,13 +35,14 @@ _LEVELS: Final = {"mismatch": logging.ERROR, "dark": logging.WARNING, "starting"
 class Entry:
     """One address: its link, who names it, and since when nobody does (``time.monotonic``; 0 while somebody does)."""
 
-    __slots__ = ("joined_at", "link", "orphaned_at", "shown", "sources")
+    __slots__ = ("joined_at", "link", "orphaned_at", "shown", "sources", "suddenly")
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.joined_at = time.monotonic()
         self.sources: dict[str, list[Candidate]] = {}
         self.orphaned_at = 0.0
+        self.suddenly = False  # it was no longer named together with most of the others
         self.shown = ""  # state that was last logged
 
     @property
@@ -50,6 +53,15 @@ class Entry:
     def refusal(self, what: node_pb2.DescribeResponse) -> str:
         """Why a node that describes itself so is not the one that the sources mean, or ""."""
         named = [candidate for some in self.sources.values() for candidate in some]
+        for candidate in named:
+            if candidate.node_id:
+                continue  # its model is that of one boot, see below
+            for what_kind, wanted, found in (
+                ("model", candidate.model, what.model.name),
+                ("revision", candidate.revision, what.model.revision),
+            ):
+                if wanted and wanted != found:
+                    return f"{what_kind} {wanted} is wanted of the nodes here, but {found or 'none'} is served"
         if not named or any(not candidate.node_id for candidate in named):
             return ""
         same = [candidate for candidate in named if candidate.node_id == what.node_id]
@@ -59,6 +71,8 @@ class Entry:
         for candidate in same:
             if candidate.boot_id == what.boot_id and candidate.model and candidate.model != what.model.name:
                 return f"the node registered model {candidate.model} but serves {what.model.name}"
+            if candidate.boot_id == what.boot_id and candidate.revision not in ("", what.model.revision):
+                return f"the node registered revision {candidate.revision} but serves {what.model.revision or 'none'}"
         return ""
 
 
@@ -140,11 +154,17 @@ class Membership(LinkOwner):
             if entry.sources.get(source) != candidates:
                 entry.sources[source] = candidates
                 entry.link.recheck()
-        for address, entry in self._entries.items():
-            if address not in named and source in entry.sources:
-                del entry.sources[source]
-                if not entry.sources:
-                    entry.orphaned_at = time.monotonic()
+        known = [address for address, entry in self._entries.items() if source in entry.sources]
+        lost = [address for address in known if address not in named]
+        suddenly = len(known) >= FLOOR and len(lost) > len(known) / 2
+        if suddenly:
+            event(log, logging.WARNING, "source_shrank", source=source, lost=len(lost), of=len(known))
+        for address in lost:
+            entry = self._entries[address]
+            del entry.sources[source]
+            if not entry.sources:
+                entry.orphaned_at = time.monotonic()
+                entry.suddenly = suddenly
         self._remove_orphans()
 
     def _join(self, address: str, source: str) -> Entry:
@@ -178,7 +198,9 @@ class Membership(LinkOwner):
 
     @staticmethod
     def _linger(entry: Entry) -> float:
-        return 0.0 if entry.shown in ("draining", "gone") else LINGER
+        if entry.shown in ("draining", "gone"):
+            return 0.0
+        return LINGER_SUDDEN if entry.suddenly else LINGER
 
     def _leave(self, entry: Entry) -> None:
         link = entry.link

@@ -63,6 +63,8 @@ def to_yaml(config: Config) -> str:
     tree = msgspec.to_builtins(config)
     if tree["server"]["cluster_token"]:
         tree["server"]["cluster_token"] = "***"
+    if tree["server"]["consul"]["token"]:
+        tree["server"]["consul"]["token"] = "***"
     tree["server"]["redis"] = redact_url(tree["server"]["redis"])
     return yaml.safe_dump(tree, sort_keys=False)
 

@@ -31,6 +31,43 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ca_file: str = ""  # verifies the peer; on a listener it makes client certificates mandatory (mTLS)
 
 
+class ConsulConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Where routers find nodes, and nodes register, in Consul. An empty address means without."""
+
+    address: str = ""  # http://HOST:PORT or https://HOST:PORT of an agent
+    token: str = ""  # ACL token
+    datacenter: str = ""  # empty takes the agent's own
+    service: str = "laya-node"  # name of the service
+    tags: list[str] = []  # nodes register with all of them, routers take nodes that have all of them
+    wait: float = 30.0  # how long a query waits for news
+    ttl: float = 15.0  # a node silent for this long is critical
+    ca_file: str = ""  # PEM, verifies an https agent
+
+    def validate(self) -> None:
+        """Raise ConfigError for a value that makes no sense."""
+        ok = not self.address or self.address.startswith(("http://", "https://"))
+        _need(ok, "server.consul.address", f"must be http://HOST:PORT or https://HOST:PORT, not {self.address!r}")
+        _need(bool(self.service), "server.consul.service", "must name a service")
+        _need(1 <= self.wait <= 300, "server.consul.wait", "must be 1 to 300 seconds")
+        _need(2 <= self.ttl <= 3600, "server.consul.ttl", "must be 2 to 3600 seconds")
+
+
+class DnsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A name behind which there are nodes."""
+
+    name: str  # host name; a headless service, tasks.SERVICE, or the name of SRV records
+    port: int = 0  # of the nodes at each address; 0 asks for SRV records
+    interval: float = 10.0  # looked up again after so long at the latest
+    model: str = ""  # what the nodes must serve; empty takes whatever they do
+    revision: str = ""  # and at which revision
+
+    def validate(self) -> None:
+        """Raise ConfigError for a value that makes no sense."""
+        _need(0 < len(self.name) <= 253, "router.dns.name", "must be a host name")
+        _need(0 <= self.port <= 65535, "router.dns.port", "must be 1 to 65535, or 0 for SRV records")
+        _need(1 <= self.interval <= 3600, "router.dns.interval", "must be 1 to 3600 seconds")
+
+
 class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What router and node processes share."""
 
@@ -57,6 +94,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_connection_age: float = 0.0  # a connection is replaced after this, without a failed call; 0: never
     max_connection_age_grace: float = 600.0  # requests on an old connection have so long to end
     tls: TlsConfig = TlsConfig()  # of the public port of the router, and of nodes beyond loopback
+    consul: ConsulConfig = ConsulConfig()  # another way to find nodes
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
@@ -74,6 +112,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             "server.tls",
             "cert_file and key_file go together; set both or neither",
         )
+        self.consul.validate()
 
 
 class RoutesConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -162,6 +201,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     admin_host: str = "127.0.0.1"  # private listener: Admin service, /metrics
     admin_port: int = 8001  # 0 takes any free port
     nodes: list[str] = []  # static nodes, host:port
+    dns: list[DnsConfig] = []  # names of nodes: name, port, interval, model, revision
     refresh_interval: float = 1.0  # how often the store is read for nodes
     connections_per_node: int = 1  # dialled ahead
     max_connections_per_node: int = 8  # opened when the first are full
@@ -197,6 +237,8 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             "must be 1 or more and not above max_connections_per_node (at most 256)",
         )
         self.routes.validate()
+        for one in self.dns:
+            one.validate()
         for i, node in enumerate(self.nodes):
             host, _, port = node.rpartition(":")
             _need(bool(host) and port.isdigit(), f"router.nodes[{i}]", f"must be host:port, not {node!r}")
