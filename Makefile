@@ -10,6 +10,8 @@ PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python
 EXTRA_INDEX ?=
 # Arguments for `laya up`, the benchmark, or pytest.
 ARGS ?=
+# How long `make soak` runs.
+HOURS ?= 12
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,9 +25,9 @@ DEV := $(VENV)/.laya-dev-$(call hash,$(DEV_LISTS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-deps \
 	$(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
 CODE := $(wildcard router_node inference_node shared loadtest)
-TIERS := $(wildcard tests/unit tests/integration tests/e2e)
+TIERS := $(wildcard tests/unit tests/integration tests/faults tests/e2e)
 
-.PHONY: help setup dev compile up test lint proto bench bench-hop bench-http bench-node clean
+.PHONY: help setup dev compile up test lint proto bench bench-hop bench-http bench-node faults soak clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | column -t -s '|' \
@@ -52,7 +54,7 @@ lint: dev ## Run ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy $(CODE)
 
-test: lint ## Run ruff, mypy and every test tier: unit, integration, e2e; ARGS='-k name' narrows
+test: lint ## Run ruff, mypy and every test tier: unit, integration, faults, e2e; ARGS='-k name' narrows
 	@$(if $(findstring -k,$(ARGS)),,$(plain_too))
 	@$(BIN)/python -m pytest $(TIERS) $(ARGS)
 
@@ -70,6 +72,12 @@ bench-http: setup ## Measure the OpenAI API beside LLM routers and proxies; ARGS
 
 bench-node: setup ## Measure the node's gRPC server beside grpc.aio
 	@$(BIN)/python loadtest/bench_node.py $(ARGS)
+
+faults: dev ## Break a cluster in every way for ten minutes, as root; ARGS='--seed N --only NAME'
+	@$(BIN)/python -m tests.faults --seconds 600 $(ARGS)
+
+soak: dev ## Break a cluster for HOURS=12 hours, with memory, files and tasks on record in soak.csv and soak.svg
+	@$(BIN)/python -m tests.faults --hours $(HOURS) --plot soak.csv $(ARGS)
 
 clean: ## Remove .venv, caches and build products (the demo model stays in the user's cache folder)
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

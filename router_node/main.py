@@ -86,6 +86,8 @@ async def serve(options: Options) -> int:
         )
         for part in (admin, bridge, nodes, routes, sessions, clients):  # they end in the opposite order
             stack.push_async_callback(part.close)
+            if part is clients:
+                await nodes.reach()
             await part.start()
         settle_heap()
         announce(options, clients.address, admin.address)

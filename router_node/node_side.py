@@ -23,6 +23,8 @@ from shared.net.pool import Pool
 from shared.net.settings import NetSettings
 from shared.net.tls_watch import CertificateWatch
 
+REACH_TIMEOUT = 2.0  # seconds that a start waits for nodes
+_REACH_LOOK = 0.01
 _TOLD = 8  # nodes named in a sentence
 
 
@@ -82,6 +84,13 @@ class NodeSide:
         """Look for nodes; returns without waiting for any."""
         self.certificates.start()
         await self.membership.start()
+
+    async def reach(self) -> None:
+        """Wait a little until the nodes there are have been met: who opens its port should be as able as the others."""
+        for _ in range(int(REACH_TIMEOUT / _REACH_LOOK)):
+            if self.membership.settled:
+                return
+            await asyncio.sleep(_REACH_LOOK)
 
     async def close(self) -> None:
         """Let go of every node."""

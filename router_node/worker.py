@@ -46,7 +46,6 @@ from shared import logging as logs
 from shared.config import ConfigError
 
 _START_TIMEOUT = 10.0  # seconds for the supervisor's first message
-_REACH_TIMEOUT = 3.0  # seconds for the first node to be ready
 
 
 def main() -> None:
@@ -104,7 +103,7 @@ async def work(sock: socket.socket) -> int:
             sources[view.source].take(view)
         tasks = [asyncio.create_task(_listen(channel, sources, routes, keeper, signals.stop), name="control-listen")]
         try:
-            await _reach_nodes(nodes)
+            await nodes.reach()
             stack.push_async_callback(clients.close)
             await clients.start()
             settle_heap()
@@ -119,22 +118,6 @@ async def work(sock: socket.socket) -> int:
         with contextlib.suppress(ChannelClosed):
             channel.send(Counted(clients.snapshot()))
     return OK if finished or not signals.hurry.is_set() else FAILED
-
-
-async def _reach_nodes(nodes: NodeSide) -> None:
-    """Where nodes are known, wait a little for one: a new worker should be as able as the others."""
-    able = asyncio.Event()
-
-    def look() -> None:
-        if not nodes.membership.known or not nodes.not_ready():
-            able.set()
-
-    nodes.membership.on_change.append(look)
-    look()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_REACH_TIMEOUT):
-            await able.wait()
-    nodes.membership.on_change.remove(look)
 
 
 async def _listen(

@@ -105,6 +105,7 @@ class Membership(LinkOwner):
         self._leaving: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._closing = False
+        self._viewed: set[str] = set()  # sources that have said something
 
     async def start(self) -> None:
         """Start every source; their first views may come later."""
@@ -134,6 +135,14 @@ class Membership(LinkOwner):
         """How many addresses there are."""
         return len(self._entries)
 
+    @property
+    def settled(self) -> bool:
+        """Every source has spoken, and of every node it is known how it is, or that it cannot be reached."""
+        if any(source.name not in self._viewed for source in self.sources):
+            return False
+        links = [entry.link for entry in self._entries.values()]
+        return all(link.report is not None or link.state == "mismatch" or link.pool.last_error for link in links)
+
     def owner(self, node_id: str) -> Link | None:
         """The link behind a node that the dispatcher knows."""
         return self._owners.get(node_id)
@@ -145,6 +154,7 @@ class Membership(LinkOwner):
 
     def _take(self, source: str, view: Snapshot) -> None:
         """Replace what a source says."""
+        self._viewed.add(source)
         named: dict[str, list[Candidate]] = {}
         for candidate in view:
             named.setdefault(candidate.address, []).append(candidate)

@@ -20,11 +20,10 @@ _NAMED: Final = 20
 
 def model_not_found(model: str, names: Sequence[str]) -> LayaError:
     """Nobody serves this model, and nobody did of late."""
-    if not names:
-        known = "no model is served now"
-    else:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        known = "the models are " + ", ".join(names[:_NAMED]) + more
+    if not names:  # it may well be there in a moment: this router has not met a node yet, or has lost them all for long
+        return unavailable("No model is served now: no node has joined; try again shortly.", "NO_NODE", NO_NODE_RETRY)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    known = "the models are " + ", ".join(names[:_NAMED]) + more
     return LayaError(Code.NOT_FOUND, "MODEL_NOT_FOUND", f"No model is named {model[:200]!r}; {known}.", param="model")
 
 

@@ -16,7 +16,7 @@ from router_node.gateway.reply import answer_headers, error_event, error_reply
 from router_node.gateway.tunnel import ResponseHead, TunnelReader
 from router_node.relay import phases
 from router_node.relay.account import CANCELLED_HTTP, Account
-from router_node.relay.faults import is_fault, lost, no_room, node_lost, not_begun
+from router_node.relay.faults import is_fault, lost, no_room, node_lost, nonsense, not_begun
 from router_node.relay.fields import Fields
 from router_node.relay.methods import TUNNEL_PATH
 from router_node.relay.retries import is_free, later, pause, pushback
@@ -370,6 +370,8 @@ class HttpRelay:
                 return
         if is_fault(error):
             account.node_failed()
+            if error.reason in ("UNKNOWN", "NO_STATUS"):
+                error = nonsense(account.node_id, "no status that says anything")
         self.refuse(error)
 
     def refuse(self, error: LayaError) -> None:

@@ -72,7 +72,8 @@ async def test_list_routes_and_explain_name_models_and_nodes(world: RouterWorld)
 
 
 async def test_explaining_an_unknown_model_is_not_found_with_a_reason(world: RouterWorld) -> None:
-    router = await world.router()
+    node = await world.node()
+    router = await (await world.router("--node", node.address)).ready()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await router.admin.Explain(admin_pb2.ExplainRequest(model="none"), timeout=5)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND

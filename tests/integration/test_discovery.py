@@ -73,7 +73,7 @@ async def test_a_node_that_speaks_otherwise_is_reported_and_not_used(
     side = await world.router("--node", node.address)
     await until(lambda: state(side) == "mismatch", "the mismatch is seen")
     assert said in links(side)[0].detail
-    assert refused(side).code is Code.NOT_FOUND and node.watchers == []
+    assert refused(side).code is Code.UNAVAILABLE and node.watchers == []
 
 
 async def test_a_node_with_another_token_is_not_used(world: NodeWorld, monkeypatch: pytest.MonkeyPatch) -> None:

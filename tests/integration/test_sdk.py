@@ -63,7 +63,7 @@ async def test_leaving_the_loop_cancels_on_the_node(client: LayaClient, running:
     from tests.support.processes import fetch, metric
 
     node = f"http://{running.nodes[0].address}/metrics"
-    await until(lambda: metric(fetch(node), "laya_node_running") == 0, "nothing runs on the node")
+    await until(lambda: metric(fetch(node), "laya_node_running_requests") == 0, "nothing runs on the node")
     assert metric(fetch(node), "laya_node_kv_held_tokens") == 0
 
 

@@ -11,7 +11,8 @@ import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 REST_LIMIT: Final = 6.0  # seconds for what ends to have ended
@@ -41,16 +42,17 @@ class Baseline:
     pid: int
     page: str  # URL of its metrics
     kind: str  # "router" or "node"
+    fetch: Callable[[str], str | None]
     files: int = 0
     tasks: float = 0.0
-    problems: list[str] = field(default_factory=list)
 
 
-def baseline(pid: int, ready: dict[str, object]) -> Baseline | None:
+def baseline(pid: int, ready: dict[str, object], fetch: Callable[[str], str | None] | None = None) -> Baseline | None:
     """What a router or a node has now; None for a process whose metrics cannot be read in clear."""
     kind = "router" if "admin" in ready else "node"
-    base = Baseline(pid, f"http://{ready['admin' if kind == 'router' else 'address']}/metrics", kind)
-    text = _page(base.page)
+    fetch = fetch or page
+    base = Baseline(pid, f"http://{ready['admin' if kind == 'router' else 'address']}/metrics", kind, fetch)
+    text = fetch(base.page)
     if text is None:
         return None
     base.files = _files(pid)
@@ -62,7 +64,7 @@ def left_behind(base: Baseline, limit: float = REST_LIMIT) -> list[str]:
     """What a process still holds after ``limit`` seconds without being asked for anything; empty when nothing."""
     deadline = time.monotonic() + limit
     while True:
-        text = _page(base.page)
+        text = base.fetch(base.page)
         if text is None:
             return []  # it is ending, or does not let us look: others say whether that is right
         problems = _compare(base, text)
@@ -125,7 +127,8 @@ def _files(pid: int) -> int:
         return 0
 
 
-def _page(url: str) -> str | None:
+def page(url: str) -> str | None:
+    """A page of a process, None when it cannot be read."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return str(answer.read().decode())

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,10 +28,23 @@ START_LIMIT = 30.0
 class Proc:
     """One process with a ready pipe; its output goes to a file that is shown when it fails."""
 
-    def __init__(self, name: str, argv: Sequence[str], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        fetch: Callable[[str], str | None] = leaks.page,
+        folder: str | None = None,
+    ) -> None:
+        """``prefix`` stands before the command; ``fetch`` reads a page of a process that is not reached plainly.
+
+        The output goes to a file in ``folder``, the system's temporary one by default.
+        """
         self.name = name
+        self._fetch = fetch
         self.log = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed by stop()
-            prefix=f"laya-{name}-", suffix=".log", delete=False
+            prefix=f"laya-{name}-", suffix=".log", delete=False, dir=folder
         )
         self._read, write = os.pipe()
         self._buffer = b""
@@ -40,7 +53,7 @@ class Proc:
         self._baseline: leaks.Baseline | None = None
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", *argv, "--ready-fd", str(write)],
+                [*prefix, sys.executable, "-m", *argv, "--ready-fd", str(write)],
                 cwd=ROOT,
                 env={**os.environ, **(env or {})},
                 stdout=self.log,
@@ -71,7 +84,7 @@ class Proc:
                 *lines, self._buffer = (self._buffer + chunk).split(b"\n")
                 self.events += [json.loads(line) for line in lines if line]
                 if self._baseline is None and self.events and self.events[-1].get("event") == "ready":
-                    self._baseline = leaks.baseline(self.popen.pid, self.events[-1])
+                    self._baseline = leaks.baseline(self.popen.pid, self.events[-1], self._fetch)
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -87,6 +100,10 @@ class Proc:
         """What it wrote so far, the last 8 KB."""
         return Path(self.log.name).read_bytes()[-8192:].decode("utf-8", "replace")
 
+    def left(self, limit: float = leaks.REST_LIMIT) -> list[str]:
+        """What its requests have left behind in it."""
+        return leaks.left_behind(self._baseline, limit) if self._baseline is not None else []
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         with contextlib.suppress(ProcessLookupError):
@@ -101,8 +118,8 @@ class Proc:
         try:
             if self.popen.poll() is None:
                 self.signal(signal.SIGCONT)
-                if self._baseline is not None and self.leaks_looked_for:
-                    left = leaks.left_behind(self._baseline)
+                if self.leaks_looked_for:
+                    left = self.left()
                 self.signal(signal.SIGTERM)
                 try:
                     self.popen.wait(timeout)

@@ -27,7 +27,7 @@ class RogueNode:
     ``reads`` off leaves request bytes unacknowledged; then ``behave`` is never called.
     """
 
-    def __init__(self, node_id: str = "rogue", model: str = "m") -> None:
+    def __init__(self, node_id: str = "rogue", model: str = "m", host: str = "127.0.0.1") -> None:
         self.node_id = node_id
         self.model = model
         self.behave: Callable[[RogueCall], None] = RogueCall.hang
@@ -37,7 +37,8 @@ class RogueNode:
         self.poured = 0  # bytes of all streamed answers
         self.reports = 0
         self.odd_report: Callable[[node_pb2.WatchResponse], None] = lambda report: None
-        self._listener = Listener(self._accept, self._no_http, replace(NetSettings(), idle_timeout=0), Flusher())
+        settings = replace(NetSettings(), idle_timeout=0)
+        self._listener = Listener(self._accept, self._no_http, settings, Flusher(), host=host)
 
     async def start(self) -> RogueNode:
         await self._listener.start()

@@ -1,0 +1,237 @@
+"""The faults: what is broken, for how long, and what may come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from router_node.discovery.registration import Registration, index_key, node_key, sign
+from shared.net.api import Headers
+from tests.faults import limits
+from tests.faults.http_call import Broken, post
+from tests.faults.site import KEEPALIVE, KEEPALIVE_TIMEOUT, NODE_PORT, TOKEN, Member, Site
+from tests.support.attack import CONTINUATION, HEADERS, frame
+from tests.support.rogue_node import HEAD, RogueCall, RogueNode
+
+SILENT: Final = KEEPALIVE + KEEPALIVE_TIMEOUT  # seconds after which a peer that says nothing is given up
+KILLED: Final = 1.5  # the stall that the death of a process may cost others, in seconds
+
+Act = Callable[[Site], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way in which things break.
+
+    ``seconds`` is how long it lasts. ``stall`` bounds the longest wait of a request that was not sent to what broke, or
+    was sent on from it, None where nothing is promised. ``clean``: no request may fail for it.
+    """
+
+    name: str
+    seconds: float
+    inject: Act
+    heal: Act | None = None
+    stall: float | None = None
+    clean: bool = False
+    works: Callable[[Site], bool] = lambda site: True
+
+
+def _act(work: Callable[[Site], object]) -> Act:
+    async def act(site: Site) -> None:
+        await asyncio.to_thread(work, site)
+
+    return act
+
+
+def _kill(pick: Callable[[Site], Member]) -> Act:
+    def kill(site: Site) -> None:
+        member = pick(site)
+        if member.proc is not None:
+            member.proc.kill()
+
+    return _act(kill)
+
+
+def _freeze(pick: Callable[[Site], Member]) -> Act:
+    return _act(lambda site: pick(site).signal(signal.SIGSTOP))
+
+
+def _pid(member: Member) -> int:
+    assert member.proc is not None
+    return member.proc.popen.pid
+
+
+async def _reset(site: Site) -> None:
+    host = site.nodes[1].host
+    await asyncio.to_thread(host.reset, site.routers[0].host.address, NODE_PORT)
+    await asyncio.sleep(0.7)
+    await asyncio.to_thread(host.heal)
+
+
+async def _jump(site: Site) -> None:
+    for seconds in (3600, -3600, 86_400 * 400):
+        site.clock.set(seconds)
+        await asyncio.sleep(2.0)
+
+
+async def _oversize(site: Site) -> None:
+    """A node may take little more memory than it has, and prompts come that are as long as any may be."""
+    await asyncio.to_thread(limits.limit_memory, _pid(site.nodes[2]), 6 << 20)
+    await asyncio.gather(*(_long_prompt(site.addresses[i % 2]) for i in range(24)))
+
+
+async def _long_prompt(router: str) -> None:
+    body = {"model": "sim", "prompt": "oversize " * 12_000, "max_tokens": 1}
+    with contextlib.suppress(Broken):
+        async with asyncio.timeout(30), aclosing(post(router, "/v1/completions", body, {})) as answers:
+            async for answer in answers:
+                whole = await answer.whole()
+                if answer.status != 200:
+                    assert json.loads(whole)["error"]["code"], whole
+
+
+async def _roll(site: Site) -> None:
+    """Every node, then every router: SIGTERM, its end, and a new one in its place."""
+    for member in (*site.nodes, *site.routers):
+        await asyncio.to_thread(_replace, site, member)
+
+
+def _replace(site: Site, member: Member) -> None:
+    proc = member.proc
+    assert proc is not None
+    member.signal(signal.SIGTERM)
+    code = proc.popen.wait(30)
+    assert code == 0, f"{member.name} ended its drain with {code}\n{proc.output()}"
+    member.restart()
+    site.wait_ready(20)
+
+
+# Nodes that misbehave: they register like any other, and are sent requests.
+
+
+def _register(site: Site, node: RogueNode, address: str) -> None:
+    record = Registration(
+        node_id=node.node_id, boot_id="b1", address=address, model="sim", issued_at=time.time(), ttl=60.0
+    )
+    master = site.store.master
+    signed = sign(record, "laya", TOKEN.encode()).decode()
+    master.ask("SET", node_key("laya", node.node_id), signed, "EX", "60")
+    master.ask("SADD", index_key("laya"), node.node_id)
+
+
+def _rogue(behave: Callable[[RogueCall], None]) -> tuple[Act, Act]:
+    made: list[RogueNode] = []
+
+    async def inject(site: Site) -> None:
+        node = RogueNode("rogue", "sim", site.network.address)
+        node.behave = behave
+        made.append(await node.start())
+        await asyncio.to_thread(_register, site, node, node.address)
+
+    async def heal(site: Site) -> None:
+        master = site.store.master
+        await asyncio.to_thread(master.ask, "DEL", node_key("laya", "rogue"))
+        await asyncio.to_thread(master.ask, "SREM", index_key("laya"), "rogue")
+        while made:
+            await made.pop().stop()
+
+    return inject, heal
+
+
+def _garbage(call: RogueCall) -> None:
+    call.write_raw(b"\xff\xff\xff" + os.urandom(61))
+
+
+def _wrong_trailers(call: RogueCall) -> None:
+    odd: Headers = [(b"grpc-status", b"banana"), (b"grpc-message", b"%%%")]
+    call.stream.respond(HEAD)
+    call.stream.trailers(odd)
+
+
+def _endless_headers(call: RogueCall) -> None:
+    call.write_raw(frame(HEADERS, 0, call.stream.id, b"\x88"))
+    for _ in range(64):
+        call.write_raw(frame(CONTINUATION, 0, call.stream.id, b"\x10\x7f\x81\x7f" + b"a" * 8192))
+
+
+def _never_ends(call: RogueCall) -> None:
+    call.stream.respond(HEAD)
+
+
+def _rogues() -> list[Fault]:
+    kinds = (
+        ("node: garbage frames", _garbage),
+        ("node: wrong trailers", _wrong_trailers),
+        ("node: endless headers", _endless_headers),
+        ("node: answer never ends", _never_ends),
+    )
+    out = []
+    for name, behave in kinds:
+        inject, heal = _rogue(behave)
+        out.append(Fault(name, 7.0 if behave is _never_ends else 3.0, inject, heal))
+    return out
+
+
+def catalogue() -> list[Fault]:
+    """Every fault, in the order of the table."""
+    silent = SILENT + 1.0  # a look at the clock on each side, and the way to another node
+    return [
+        Fault("nothing", 3.0, _act(lambda site: None), clean=True, stall=KILLED),
+        Fault("node killed", 2.5, _kill(lambda site: site.nodes[0]), stall=KILLED),
+        Fault("router killed", 2.5, _kill(lambda site: site.routers[0]), stall=None),
+        Fault("node frozen", SILENT + 2, _freeze(lambda site: site.nodes[1]), stall=silent),
+        Fault("router frozen", SILENT + 1, _freeze(lambda site: site.routers[1])),
+        Fault(
+            "partition router-node",
+            SILENT + 1.5,
+            _act(lambda site: site.routers[0].host.cut(site.nodes[2].host.address)),
+            stall=silent,
+        ),
+        Fault("partition router-store", 4.0, _act(_cut_store), clean=True, stall=KILLED),
+        Fault("partition client-router", 4.0, _act(lambda site: site.routers[0].host.cut(site.network.address))),
+        Fault(
+            "one-way loss node-router",
+            SILENT + 1.5,
+            _act(lambda site: site.routers[1].host.cut(site.nodes[3].host.address, both=False)),
+            stall=silent,
+        ),
+        Fault("5 % loss at a node and a router", 5.0, _act(_lossy)),
+        Fault("TCP resets router-node", 2.0, _reset, stall=KILLED),
+        Fault("store: failover", 4.0, _act(lambda site: site.store.master.kill()), clean=True, stall=KILLED),
+        Fault("store: flush", 3.0, _act(lambda site: site.store.master.ask("FLUSHALL")), clean=True, stall=KILLED),
+        Fault(
+            "store: stall", 4.0, _act(lambda site: site.store.master.signal(signal.SIGSTOP)), clean=True, stall=KILLED
+        ),
+        Fault(
+            "disk full",
+            3.0,
+            _act(lambda site: site.disk.fill()),
+            clean=True,
+            stall=KILLED,
+            works=lambda site: site.disk.works,
+        ),
+        Fault("clock jumps", 0.5, _jump, clean=True, stall=KILLED, works=lambda site: site.clock.works),
+        Fault("router without descriptors", 3.0, _act(lambda site: limits.deny_files(_pid(site.routers[0])))),
+        Fault("node without descriptors", 3.0, _act(lambda site: limits.deny_files(_pid(site.nodes[3]))), stall=KILLED),
+        Fault("node out of memory", 4.0, _oversize, stall=None, works=lambda site: limits.memory_works()),
+        *_rogues(),
+        Fault("rolling restart", 0.5, _roll, clean=True, stall=KILLED),
+    ]
+
+
+def _cut_store(site: Site) -> None:
+    for server in site.store.servers:
+        site.routers[0].host.cut(server.host.address)
+
+
+def _lossy(site: Site) -> None:
+    site.nodes[0].host.lose(0.05)
+    site.routers[0].host.lose(0.05)
