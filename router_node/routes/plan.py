@@ -19,7 +19,7 @@ _Grant = Callable[[Reservation], None]
 _Refuse = Callable[[LayaError], None]
 
 # What another pool may make good: this one is empty, full, too small, or not there.
-_ELSEWHERE: Final = frozenset((Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.NOT_FOUND))
+_ELSEWHERE: Final = frozenset((Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE))
 _TOO_SMALL: Final = "NEVER_FITS"
 _MISSING_RETRY: Final = 5.0  # seconds
 
@@ -58,12 +58,15 @@ class Plan:
         refusal: LayaError | None = None
         for at in range(self._at, len(legs)):
             self._set(at, fields)
+            if not dispatcher.resolve(fields.model):
+                refusal = refusal or self._missing()
+                continue
             try:
                 outcome = dispatcher.submit(fields, on_grant, on_refuse)
             except LayaError as error:
                 if error.code not in _ELSEWHERE and error.reason != _TOO_SMALL:
                     raise
-                refusal = refusal or self._explained(error)
+                refusal = refusal or error
                 continue
             if isinstance(outcome, Reservation) or (at == len(legs) - 1 and waits < 0):
                 return outcome
@@ -111,10 +114,8 @@ class Plan:
         fields.model = leg.pool
         fields.max_new_tokens = leg.new_tokens(self._asked_tokens, fields.n)
 
-    def _explained(self, error: LayaError) -> LayaError:
+    def _missing(self) -> LayaError:
         """A pool that does not exist yet is the operator's business, not the client's."""
-        if error.reason != "MODEL_NOT_FOUND":
-            return error
         return unavailable(
             f"Route {self.route.name!r} leads to pool {self.leg.pool!r}, which no node serves yet; try again later.",
             "NO_NODE",

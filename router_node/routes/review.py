@@ -12,7 +12,7 @@ from router_node.routes.patterns import MAX_CONTENT, MAX_SECONDS, content_cost
 from router_node.routes.rules import MAX_RULES, RouteError, Rule
 
 _MAX_TOLD: Final = 20  # warnings
-_MAX_LOOKS: Final = 20_000  # pairs of rules that are compared for one change
+_MAX_LOOKS: Final = 40_000  # pairs of rules that are compared for one change
 _CAPS: Final[Mapping[str, int]] = {}
 
 
@@ -44,7 +44,9 @@ def review(
         if looks > 0:
             looks -= len(near)
             _refuse_shadowed(conditions, near)
-            warnings += _shadowing(conditions, near)
+        if looks > 0:
+            looks -= len(rules)  # narrower rules may lie anywhere
+            warnings += _shadowing(conditions, matcher.rules.values())
         if len(warnings) > _MAX_TOLD:
             return [*warnings[:_MAX_TOLD], "and more of the kind"]
     return warnings
