@@ -18,16 +18,18 @@ BIN := $(VENV)/bin
 ACCEL := $(if $(filter setup compile up test lint bench bench-hop bench-http bench-node proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
 RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/compile.txt requirements/ngh2.txt
 DEV_LISTS := requirements/dev.txt
+DEPLOY_LISTS := requirements/deploy.txt
 # A stamp is named after what it installed, so a clone, a checkout or a touch never installs in vain.
 hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 SETUP := $(VENV)/.laya-run-$(ACCEL)-$(call hash,$(RUN_LISTS) pyproject.toml)
 DEV := $(VENV)/.laya-dev-$(call hash,$(DEV_LISTS))
+DEPLOY := $(VENV)/.laya-deploy-$(call hash,$(DEPLOY_LISTS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-deps \
 	$(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
 CODE := $(wildcard router_node inference_node shared loadtest)
-TIERS := $(wildcard tests/unit tests/integration tests/faults tests/e2e)
+TIERS := $(wildcard tests/unit tests/integration tests/faults tests/e2e tests/deploy)
 
-.PHONY: help setup dev compile up test lint proto bench bench-hop bench-http bench-node faults soak clean
+.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node faults soak clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | column -t -s '|' \
@@ -44,6 +46,9 @@ compile: $(SETUP) ## Compile the hot path to C where a compiler works; done by s
 dev: setup $(DEV)
 	@:
 
+dev-deploy: dev $(DEPLOY) ## And the tools of tests/deploy: Helm, Compose, hadolint, Kubernetes' schemas
+	@:
+
 up: setup ## Serve the demo model: a store, a router and two nodes; ARGS='--model PATH' serves another
 ifeq ($(or $(findstring --model,$(ARGS)),$(findstring sim,$(ARGS))),)
 	@$(BIN)/python -m inference_node.quantize.demo >/dev/null
@@ -54,7 +59,7 @@ lint: dev ## Run ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy $(CODE)
 
-test: lint ## Run ruff, mypy and every test tier: unit, integration, faults, e2e; ARGS='-k name' narrows
+test: lint $(DEPLOY) ## Run ruff, mypy and every test tier: unit, integration, faults, e2e, deploy; ARGS='-k name' narrows
 	@$(if $(findstring -k,$(ARGS)),,$(plain_too))
 	@$(BIN)/python -m pytest $(TIERS) $(ARGS)
 
@@ -103,6 +108,11 @@ $(DEV): | $(SETUP)
 	@echo "Installing the development package list"
 	@$(call install,-r $(DEV_LISTS))
 	@rm -f $(VENV)/.laya-dev-* && touch $@
+
+$(DEPLOY): | $(DEV)
+	@echo "Installing the tools of tests/deploy"
+	@$(call install,-r $(DEPLOY_LISTS))
+	@rm -f $(VENV)/.laya-deploy-* && touch $@
 
 # pip's words go to a log; on a terminal one line shows how far it is; on failure its errors are shown.
 define install

@@ -57,6 +57,15 @@ def schema() -> dict[str, Any]:
             ),
             discovery=one_of("Where routers look for nodes.", *DISCOVERY),
             redis=_redis(),
+            consul=group(
+                "Consul, where discovery is consul.",
+                address=text("URL of an agent that every pod reaches.", pattern=r"^$|^https?://[^\s]+$"),
+                existingSecret=text("Secret with an ACL token; empty sends none."),
+                tokenKey=text("Key in that secret."),
+                service=text("Name of the nodes' service."),
+                datacenter=text("Datacenter; empty takes the agent's own."),
+                tags=items("Tags of the nodes of this release.", {"type": "string"}),
+            ),
             router=_router(),
             nodeDefaults=group("What every entry of models starts from.", **node_keys()),
             models={"type": "array", "description": "What is served.", "items": model()},
@@ -71,7 +80,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-DISCOVERY = ("redis",)
+DISCOVERY = ("redis", "dns", "consul")
 
 
 def _auth() -> Schema:

@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from shared.config import load
 from tests.support.chart import (
     CHART,
     EXAMPLES,
@@ -53,6 +54,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "external-store-secret": {"redis": {"bundled": {"enabled": False}, "external": {"existingSecret": "store"}}},
     "store-without-volume": {"redis": {"bundled": {"persistence": {"enabled": False}}}},
+    "dns": {"discovery": "dns"},
+    "dns-node-tls": {"discovery": "dns", "nodeTls": {"enabled": True, "existingSecret": "nodes"}},
+    "consul": {"discovery": "consul", "consul": {"address": "http://c:8500", "existingSecret": "consul"}},
     "router-hpa": {"router": {"autoscaling": {"enabled": True, "targetRequestsInFlight": 500}}},
     "ingress": {"router": {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "g.b", "tlsSecretName": "t"}}},
     "gateway": {"router": {"gateway": {"enabled": True, "parentRefs": [{"name": "gw"}], "hostnames": ["a.b"]}}},
@@ -329,6 +333,33 @@ def test_a_store_outside_runs_none_inside(helm: Path, tmp_path: Path) -> None:
     assert url["valueFrom"]["secretKeyRef"] == {"name": "store", "key": "redis-url"}
 
 
+def test_dns_asks_for_the_services_of_the_models(helm: Path, tmp_path: Path) -> None:
+    manifests = render(helm, tmp_path, SIM, FEATURES["dns"])
+    (entry,) = config_of(manifests, "rel-laya-router")["router"]["dns"]
+    service, namespace = entry["name"].split(".")[:2]
+    headless = one(manifests, "Service", service)
+    assert namespace == headless["metadata"]["namespace"]
+    assert headless["spec"]["clusterIP"] == "None"
+    assert headless["spec"]["publishNotReadyAddresses"] is True
+    assert headless["spec"]["ports"][0]["port"] == entry["port"]
+    assert not [m for m in manifests if m["metadata"]["name"].endswith("-store")]
+    (entry,) = config_of(render(helm, tmp_path, SIM, FEATURES["dns-node-tls"]), "rel-laya-router")["router"]["dns"]
+    assert entry == {
+        "name": f"_{headless['spec']['ports'][0]['name']}._tcp.{service}.prod.svc.cluster.local",
+        "port": 0,
+    }
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_is_configured_is_a_configuration(helm: Path, tmp_path: Path, feature: str) -> None:
+    """Routers and nodes take the files: the schema of the configuration is the last word on them."""
+    for m in of_kind(render(helm, tmp_path, SIM, FEATURES[feature]), "ConfigMap"):
+        if "laya.yaml" in m["data"]:
+            file = tmp_path / "laya.yaml"
+            file.write_text(m["data"]["laya.yaml"])
+            load(file, environ={})
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "fractional GPU": (models(gpus=0.5), "models.*gpus"),
     "fractional GPU as a resource": (models(resources={"limits": {"nvidia.com/gpu": 0.5}}), "nvidia.com"),
@@ -346,6 +377,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no secret": ({"auth": {"existingSecret": ""}}, "auth.existingSecret: names no secret"),
     "two stores": ({"redis": {"external": {"url": "redis://a:1"}}}, "redis: bundled.enabled and external are both set"),
     "no store": ({"redis": {"bundled": {"enabled": False}}}, "discovery is redis and there is none"),
+    "two discovery sources": (
+        {"discovery": "dns", "consul": {"address": "http://c:8500"}},
+        "consul.address: is set, and discovery is dns",
+    ),
+    "a store beside DNS": ({"discovery": "dns", "redis": {"external": {"url": "redis://a:1"}}}, "keep one source"),
+    "Consul without an agent": ({"discovery": "consul"}, "no agent is named"),
+    "unknown discovery": ({"discovery": "etcd"}, "discovery"),
     "same name twice": ({"models": [MODEL, MODEL]}, r"models\[1\].name: sim stands there twice"),
     "claims of a Deployment": (models(kind="Deployment", cache={"persistent": True}), "cannot have a claim each"),
     "KEDA without Prometheus": (models(autoscaling={"enabled": True}), "prometheusAddress"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -56,6 +58,30 @@ def test_the_version_is_said_once() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
     for name in DOCKERFILES:
         assert set(re.findall(r"^ARG VERSION=(\S+)", (ROOT / name).read_text(), re.MULTILINE)) == {__version__}
+
+
+# Brought by the extras: imported where an engine, the quantizer or a GPU is.
+EXTRAS = {"huggingface_hub", "matplotlib", "pynvml", "safetensors", "torch", "transformers"}
+ENGINES = ("inference_node/engines/", "inference_node/quantize/")
+
+
+def test_what_the_code_imports_is_what_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {re.split(r"[<>=\[ ]", d)[0].lower().replace("-", "_") for d in project["dependencies"]}
+    known = {"google": {"protobuf", "googleapis_common_protos"}, "yaml": {"pyyaml"}, "re2": {"google_re2"}}
+    known |= {"grpc": {"grpcio"}, "grpc_health": {"grpcio_health_checking"}, "grpc_reflection": {"grpcio_reflection"}}
+    known |= {"consul": {"py_consul"}, "dns": {"dnspython"}}
+    ours = {"router_node", "inference_node", "shared", "laya"}
+    for folder in ("router_node", "inference_node", "shared"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if str(file.relative_to(ROOT)).startswith(ENGINES):
+                continue
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                    names.append(node.module)
+                for top in {name.split(".")[0] for name in names} - ours - set(sys.stdlib_module_names) - EXTRAS:
+                    assert known.get(top, {top.lower()}) <= asked, f"{file.relative_to(ROOT)} imports {top}"
 
 
 def test_extras_ask_for_what_the_lists_pin() -> None:

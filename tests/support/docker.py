@@ -72,6 +72,11 @@ class Engine:
     def _socket(self) -> Path:
         return self.folder / "docker.sock"
 
+    @property
+    def url(self) -> str:
+        """What clients call DOCKER_HOST."""
+        return f"unix://{self._socket}"
+
     def start(self, timeout: float = 60.0) -> None:
         """Start it and wait until it answers."""
         if self._borrowed:
@@ -109,7 +114,7 @@ class Engine:
             timeout=timeout,
             check=False,
             input=stdin,
-            env={**os.environ, "DOCKER_HOST": f"unix://{self._socket}", "DOCKER_BUILDKIT": "1", **(env or {})},
+            env={**os.environ, "DOCKER_HOST": self.url, "DOCKER_BUILDKIT": "1", **(env or {})},
         )
 
     def run(self, *args: str | Path, timeout: float = 60.0, env: dict[str, str] | None = None, stdin: str = "") -> str:
@@ -123,7 +128,7 @@ class Engine:
 
     def copy_image(self, other: Engine, *names: str) -> None:
         """Take images from another engine."""
-        environ = {**os.environ, "DOCKER_HOST": f"unix://{other._socket}"}
+        environ = {**os.environ, "DOCKER_HOST": other.url}
         with subprocess.Popen([self._cli, "save", *names], stdout=subprocess.PIPE, env=environ) as save:
             done = subprocess.run(
                 [self._cli, "load", "-q"],
@@ -131,7 +136,7 @@ class Engine:
                 capture_output=True,
                 timeout=300,
                 check=False,
-                env={**os.environ, "DOCKER_HOST": f"unix://{self._socket}"},
+                env={**os.environ, "DOCKER_HOST": self.url},
             )
         if done.returncode != 0 or save.returncode != 0:
             raise DockerError(f"images {names} could not be copied: {done.stderr.decode()[-500:]}")

