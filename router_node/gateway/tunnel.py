@@ -37,7 +37,6 @@ NOT_TO_CLIENT: Final = (
 )
 MAX_HEAD: Final = 256 << 10  # bytes of a message that must be whole before it can be read
 _PREFIX: Final = 5
-_COMPRESSED: Final = 1 << 32  # a prefix read as one number is at least this when its flag is set
 _FIELD: Final = 11  # bytes of a field's tag and length at most
 _PART_BODY: Final = 0x12  # HttpResponse.body
 _PART_HEAD: Final = 0x0A  # HttpResponse.head
@@ -121,50 +120,59 @@ class TunnelReader:
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes in ``data``, in order. Raises LayaError INTERNAL for what is no tunnel response."""
+        body = b""
+        at = 0
         left = self._left
         if left:
-            size = len(data)
-            if size <= left:
-                self._left = left - size
+            if len(data) <= left:
+                self._left = left - len(data)
                 return data
             self._left = 0
-            return data[:left] + self.feed(data[left:])
-        if self._held:
+            body = data[:left]
+            at = left
+        elif self._held:
             data = self._held + data
             self._held = b""
-        out = b""
-        at, end = 0, len(data)
+        end = len(data)
+        more: list[bytes] | None = None  # where there are several
         while at < end:
             start = at + _PREFIX
             if start > end:
                 break
-            size = int.from_bytes(data[at:start], "big")
-            if size >= _COMPRESSED:
+            if data[at]:
                 raise _broken("a compressed message")
+            size = data[at + 1] << 24 | data[at + 2] << 16 | data[at + 3] << 8 | data[at + 4]
             stop = start + size
             # A message that is one body field, as nearly all are: its bytes go on as they come.
-            if end - start > _FIELD or stop <= end:
-                body = _only_body(data, start, stop)
-                if body:
-                    if stop > end:
-                        self._left = stop - end
-                        return out + data[body:]
-                    out = out + data[body:stop] if out else data[body:stop]
-                    at = stop
-                    continue
-            if stop > end:
+            begin = _only_body(data, start, stop) if end - start > _FIELD or stop <= end else 0
+            if begin:
+                if stop > end:
+                    self._left = stop - end
+                    stop = end
+                part = data[begin:stop]
+            elif stop > end:
                 if size > MAX_HEAD:
                     raise _broken(f"a head of {size} bytes")
                 break
-            message = data[start:stop]
-            if self.head is None and size <= _SHORT_HEAD and (head := _known_message(message)) is not None:
-                self.head = head
             else:
-                out += self._message(message)
+                part = self._other(data[start:stop])
             at = stop
+            if more is not None:
+                more.append(part)
+            elif body:
+                more = [body, part]
+            else:
+                body = part
         if at < end:
             self._held = data[at:] if at else data
-        return out
+        return body if more is None else b"".join(more)
+
+    def _other(self, message: bytes) -> bytes:
+        """Body of a message that is more than that, or something else: mostly the head."""
+        if self.head is None and len(message) <= _SHORT_HEAD and (head := _known_message(message)) is not None:
+            self.head = head
+            return b""
+        return self._message(message)
 
     def _message(self, message: bytes) -> bytes:
         """A message of any form: keep its head, return its body."""
