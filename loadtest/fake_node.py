@@ -1,4 +1,4 @@
-"""A canned node at the speed of the network layer, to measure a router alone.
+"""A canned node at the speed of the HTTP/2 engine, to measure a router alone.
 
 It registers, describes itself and reports like a real node, and counts each dispatch; it does no work at all: every
 answer is a constant. It says ``engine: canned`` wherever it answers and is for measurements only.
@@ -26,13 +26,11 @@ import time
 import uvloop
 
 from loadtest.canned import DONE, TEXT, Stamped, chat_body, sse_event, wants_stream
+from loadtest.raw_wire import NodeConnection
 from shared import headers as names
 from shared.ids import boot_id
 from shared.net.api import Acceptor, Headers, ServerSink, ServerStream
-from shared.net.flusher import Flusher
 from shared.net.grpc_wire import frame
-from shared.net.server import H2ServerProtocol
-from shared.net.settings import NetSettings
 from shared.pb.laya.v1 import inference_pb2, node_pb2, openai_pb2
 from shared.version import PROTOCOL, __version__
 
@@ -298,9 +296,6 @@ async def _register(url: str, node: FakeNode, address: str, cluster: str, token:
 async def serve(args: argparse.Namespace) -> None:
     """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
-    # More streams at once than a router opens: the stream limit is not what is measured.
-    settings = NetSettings(max_streams=4096, connection_window=1 << 30)
-    flusher = Flusher(loop)
     servers, addresses = [], []
     for i in range(args.count):
         name = args.node_id if args.count == 1 else f"{args.node_id}-{i}"
@@ -310,7 +305,7 @@ async def serve(args: argparse.Namespace) -> None:
         sock.bind(("127.0.0.1", args.port))
 
         def make(accept: Acceptor = node.accept) -> asyncio.Protocol:
-            return H2ServerProtocol(accept, settings, flusher).protocol
+            return NodeConnection(accept)
 
         servers.append(await loop.create_server(make, sock=sock, backlog=1024))
         addresses.append(f"127.0.0.1:{sock.getsockname()[1]}")

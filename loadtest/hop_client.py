@@ -1,4 +1,4 @@
-"""A gRPC client at the speed of the network layer: closed loops of unary calls or streams over one connection."""
+"""A gRPC client at the speed of the HTTP/2 engine: closed loops of unary calls or streams over one connection."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.net.api import ClientSink, ClientStream, Headers
-from shared.net.flusher import Flusher
+from loadtest.raw_wire import ClientConnection, ClientStream
+from shared.net.api import ClientSink, Headers
 from shared.net.grpc_wire import frame
-from shared.net.pool import Pool
-from shared.net.settings import NetSettings
 from shared.pb.laya.v1 import inference_pb2 as pb
 
 CONNECT_LIMIT = 10.0
@@ -44,14 +42,12 @@ def quantile(values: Sequence[float], q: float) -> float:
 class _Call(ClientSink):
     """One call: counts messages and wakes the loop that made it."""
 
-    __slots__ = ("done", "messages", "size", "status", "stream")
+    __slots__ = ("done", "size", "status")
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.done = done
-        self.messages = 0
         self.size = 0
         self.status = b""
-        self.stream: ClientStream | None = None
 
     def on_response(self, headers: Headers, end: bool) -> None:
         """A trailers-only answer carries the status here."""
@@ -61,8 +57,6 @@ class _Call(ClientSink):
     def on_response_data(self, data: bytes, end: bool) -> None:
         """Bytes are taken at once."""
         self.size += len(data)
-        if self.stream is not None:
-            self.stream.consumed(len(data))
 
     def on_response_trailers(self, headers: Headers) -> None:
         """Keep the status."""
@@ -82,68 +76,76 @@ class _Call(ClientSink):
 class HopClient:
     """One connection to ``address``, ready to be loaded."""
 
-    def __init__(
-        self,
-        address: str,
-        model: str,
-        *,
-        metadata: bool = True,
-        flusher: Flusher | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        settings = NetSettings(max_streams=4096, connection_window=1 << 30, max_connections=1)
-        self._pool = Pool(address, settings, flusher or Flusher(), tls=tls)
+    def __init__(self, address: str, model: str, *, metadata: bool = True, tls: ssl.SSLContext | None = None) -> None:
+        self._address = address
+        self._tls = tls
+        self._conn: ClientConnection | None = None
         request = pb.GenerateRequest(model=model, text=_PROMPT, sampling=pb.SamplingParams(max_tokens=64))
         self._unary = frame(pb.CompleteRequest(request=request).SerializeToString())
         self._stream = frame(request.SerializeToString())
-        self._headers: Headers = [
-            (b":method", b"POST"),
-            (b":scheme", b"http"),
-            (b":path", b""),
+        common: Headers = [
+            (b":scheme", b"https" if tls else b"http"),
             (b":authority", address.encode()),
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
         ]
         if metadata:
             tokens = b"%d" % (len(_PROMPT) // 4)
-            self._headers += [
+            common += [
                 (b"laya-model", model.encode()),
                 (b"laya-prompt-tokens", tokens),
                 (b"laya-max-tokens", b"64"),
             ]
+        first = (b":method", b"POST")
+        self._to_complete: Headers = [first, (b":path", b"/laya.v1.Inference/Complete"), *common]
+        self._to_generate: Headers = [first, (b":path", b"/laya.v1.Inference/Generate"), *common]
 
     async def connect(self) -> None:
         """Dial; TimeoutError when nothing answers."""
-        self._pool.start()
+        loop = asyncio.get_running_loop()
+        host, _, port = self._address.rpartition(":")
         deadline = time.monotonic() + CONNECT_LIMIT
-        while not self._pool.connected:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the target does not answer")
-            await asyncio.sleep(0.01)
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_LIMIT):
+                    _, self._conn = await loop.create_connection(ClientConnection, host, int(port), ssl=self._tls)
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the target does not answer") from error
+                await asyncio.sleep(0.05)
 
     async def close(self) -> None:
         """Hang up."""
-        await self._pool.close()
+        if self._conn is not None:
+            self._conn.close()
 
     async def call(self, stream: bool, sample: Sample) -> None:
         """One call, its latency and size added to the sample."""
-        headers = list(self._headers)
-        name = b"Generate" if stream else b"Complete"
-        headers[2] = (b":path", b"/laya.v1.Inference/" + name)
         call = _Call(asyncio.get_running_loop().create_future())
         began = time.perf_counter()
-        call.stream = self._pool.open(headers, call)
-        if call.stream is None:
+        opened = self._open(stream, call)
+        if opened is None:
             sample.errors += 1
             await asyncio.sleep(0.01)
             return
-        call.stream.send(self._stream if stream else self._unary, end=True)
         await call.done
         if call.status == b"0":
             sample.latencies.append(time.perf_counter() - began)
             sample.messages += call.size
         else:
             sample.errors += 1
+
+    def _open(self, stream: bool, sink: ClientSink) -> ClientStream | None:
+        if self._conn is None:
+            return None
+        if stream:
+            return self._conn.open(self._to_generate, self._stream, sink)
+        return self._conn.open(self._to_complete, self._unary, sink)
+
+    def open_stream(self, sink: ClientSink) -> ClientStream | None:
+        """Begin a streamed call whose messages go to ``sink``; None when the connection takes no stream now."""
+        return self._open(True, sink)
 
     async def load(self, calls: int, in_flight: int, *, stream: bool = False, seconds: float = float("inf")) -> Sample:
         """``calls`` calls, ``in_flight`` at a time, in a closed loop; none is begun after ``seconds``."""
@@ -163,12 +165,3 @@ class HopClient:
             await asyncio.gather(*(work() for _ in range(in_flight)))
         sample.seconds = time.perf_counter() - began
         return sample
-
-    def open_stream(self, sink: ClientSink) -> ClientStream | None:
-        """Begin a streamed call whose messages go to ``sink``; None when the connection takes no stream now."""
-        headers = list(self._headers)
-        headers[2] = (b":path", b"/laya.v1.Inference/Generate")
-        opened = self._pool.open(headers, sink)
-        if opened is not None:
-            opened.send(self._stream, end=True)
-        return opened

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from loadtest.canned import TAIL, stamps
 from loadtest.hop_client import HopClient, quantile
+from loadtest.raw_wire import ClientStream
 from loadtest.rig import cpu_seconds
-from shared.net.api import ClientSink, ClientStream, Headers
+from shared.net.api import ClientSink, Headers
 
 SETTLE = 0.4  # seconds after the last stream has begun before anything is counted
 END_LIMIT = 60.0

@@ -18,7 +18,6 @@ from loadtest.figures import Table, Target
 from loadtest.hop_client import HopClient, quantile
 from loadtest.hop_paced import Count, Paced
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds, rss_bytes
-from shared.net.flusher import Flusher
 
 FEW = 10
 IN_FLIGHT = 8
@@ -109,10 +108,9 @@ async def _idle(table: Table, how: str, router: str, pid: int, many: int, tls: s
 
 
 async def _dial(clients: list[HopClient], router: str, count: int, tls: ssl.SSLContext | None = None) -> float:
-    flusher = Flusher()
     errors = 0.0
     for _ in range(count):
-        client = HopClient(router, MODEL, flusher=flusher, tls=tls)
+        client = HopClient(router, MODEL, tls=tls)
         clients.append(client)
         await client.connect()
         errors += (await client.load(1, 1)).errors
