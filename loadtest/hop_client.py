@@ -136,6 +136,11 @@ class HopClient:
         else:
             sample.errors += 1
 
+    @property
+    def unary(self) -> tuple[Headers, bytes]:
+        """A unary request: its headers, and its framed message."""
+        return self._to_complete, self._unary
+
     def _open(self, stream: bool, sink: ClientSink) -> ClientStream | None:
         if self._conn is None:
             return None
