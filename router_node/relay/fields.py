@@ -42,6 +42,15 @@ class Fields(Ask):
         self.arrived = 0.0
         self.deadline = None
 
+    def copy(self) -> Fields:
+        """The same wishes, for another request."""
+        out = Fields()
+        out.model, out.session, out.priority, out.n = self.model, self.session, self.priority, self.n
+        out.prompt_tokens, out.prompt_bytes = self.prompt_tokens, self.prompt_bytes
+        out.max_new_tokens, out.prefix = self.max_new_tokens, self.prefix
+        out.exact, out.complete, out.named, out.streams = self.exact, self.complete, self.named, self.streams
+        return out
+
 
 def from_metadata(metadata: dict[bytes, bytes]) -> Fields:
     """Read the ``laya-*`` names that clients set. Raises LayaError INVALID_ARGUMENT for a malformed value."""

@@ -8,6 +8,7 @@ from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
 from router_node.relay.fields import from_metadata
 from router_node.relay.headers import check_path, trailers_only
+from router_node.relay.heads import Head, Heads
 from router_node.relay.local import BridgeStream, ListModels
 from router_node.relay.methods import LIST_MODELS_PATH, METHODS, check_caps
 from router_node.relay.relay_stream import RelayStream
@@ -30,11 +31,12 @@ OTHER: Final = "other"
 class RelayFront:
     """The acceptor of gRPC calls."""
 
-    __slots__ = ("_bridge", "_core", "_most", "_watches")
+    __slots__ = ("_bridge", "_core", "_heads", "_most", "_watches")
 
     def __init__(self, core: RelayCore, bridge: Upstream | None = None) -> None:
         self._core = core
         self._bridge = bridge
+        self._heads = Heads()
         self._watches = 0
         self._most = core.settings.max_n * core.settings.max_max_tokens
 
@@ -45,20 +47,29 @@ class RelayFront:
         account = Account(core, "grpc", OTHER, stream.peer, since)
         relay: RelayStream | None = None
         try:
-            fields = core.rules.check(headers)
+            known = self._heads.find(stream.peer, headers)
+            fields = known.fields if known is not None else core.rules.check(headers)
             asked = fields.get(names.REQUEST_ID)
             account.request_id = asked if asked is not None and sane_request_id(asked) else core.make_request_id()
+            account.headers = fields
+            if known is not None:
+                account.method = known.method.label
+                account.caller = core.authorizer.authorize(fields.get(b"authorization"))
+                relay = RelayStream(stream, account, fields, known.forward, known.method, known.ask())
+                relay.begin(end, since)
+                return relay
             method = METHODS.get(fields.get(b":path", b""))
             if method is None:
                 check_path(fields.get(b":path", b""))
                 return self._other(stream, account, headers, fields, end)
             account.method = method.label
-            account.headers = fields
             account.caller = core.authorizer.authorize(fields.get(b"authorization"))
             ask = from_metadata(fields)
             if ask.max_new_tokens > self._most:
                 check_caps(ask, core.settings)
-            relay = RelayStream(stream, account, fields, core.rules.forward(headers, fields), method, ask)
+            forward = core.rules.forward(headers, fields)
+            self._heads.keep(stream.peer, Head(headers, fields, method, forward, ask.copy()))
+            relay = RelayStream(stream, account, fields, forward, method, ask)
             relay.begin(end, since)
             return relay
         except LayaError as error:

@@ -21,7 +21,7 @@ from shared.net.api import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, 
 from shared.net.budget import Budgets
 from shared.net.engine import Role, goaway_frame, make_engine
 from shared.net.metered import Metered
-from shared.net.turns import SLICE, Turns
+from shared.net.turns import AT_ONCE, Turns
 from shared.net.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class H2Connection(Metered):
             return
         self.heard = self._now()
         turns = self.turns
-        if turns is not None and (turns.rest or len(data) > SLICE):
+        if turns is not None and (turns.rest or len(data) > AT_ONCE):
             turns.take(data)
             return
         flusher = self.flusher

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shared.net.conn import H2Connection
 
 SLICE: Final = 2048  # bytes of frames handled between two looks at the clock; a longer frame is handled whole
+AT_ONCE: Final = 3072  # a read of at most this many bytes is no more than a turn, nearly always
 TURN = 0.002  # seconds
 
 
