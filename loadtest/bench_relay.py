@@ -1,8 +1,8 @@
 """What a relayed call costs the router's process beside the kernel: ``python -m loadtest.bench_relay [--threads N]``.
 
-A load client's engine, the router's own front, dispatcher and both of its connections, and a canned node's engine talk
-in memory, so nothing is counted but the router's code and the engine's, and nothing waits. Prints microseconds a call by
-part: the requests' way in, the answers' way back.
+A load client's engine, the router's own front, dispatcher and both of its connections, and a canned node's engine
+talk in memory, so nothing is counted but the router's code and the engine's, and nothing waits. Prints microseconds a
+call by part: the requests' way in, the answers' way back.
 """
 
 from __future__ import annotations

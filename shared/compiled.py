@@ -27,8 +27,8 @@ MODULES: Final = (
         "sessions", "told", "types", "unseen", "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
-        "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "heads", "local", "methods", "peek",
-        "phases", "relay_stream", "retries", "scan", "wire",
+        "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "heads", "local", "methods",
+        "peek", "phases", "relay_stream", "retries", "scan", "wire",
     )),
     *(f"router_node/gateway/{name}.py" for name in ("asked", "gateway", "http_relay", "reply", "tunnel")),
     "shared/prefix.py",
