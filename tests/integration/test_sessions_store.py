@@ -122,3 +122,24 @@ async def test_persistent_mode_says_what_the_store_does_not_do(world: World) -> 
     two.offer(Pin(1, "a", 1))
     await until(lambda: two.acknowledged == 1, "acknowledged")
     assert two.trouble == ""
+
+
+async def test_acknowledged_pins_survive_a_killed_store() -> None:
+    valkey = Valkey(durable=True)
+    world = World(valkey)
+    try:
+        valkey.start()
+        one = await world.store("one", [], durable=True)
+        for i in range(300):
+            one.offer(Pin(i, "a", i))
+        await until(lambda: one.acknowledged == 300, "acknowledged")
+        assert one.trouble == ""
+        valkey.stop()  # SIGKILL
+        valkey.start()
+        heard: list[Pin] = []
+        await world.store("later", heard)
+        await until(lambda: len(heard) == 300, "all there")
+        assert sorted(heard) == [Pin(i, "a", i) for i in range(300)]
+    finally:
+        await asyncio.gather(*(store.close() for store in world.stores))
+        valkey.close()

@@ -25,7 +25,8 @@ def _die_with_parent() -> None:
 class Valkey:
     """One server process that can be stopped, started again on the same port, and frozen."""
 
-    def __init__(self, password: str = "") -> None:
+    def __init__(self, password: str = "", *, durable: bool = False) -> None:
+        self.durable = durable  # keep what was written, synced at each write
         self.port = free_port()
         self.password = password
         self._dir = tempfile.TemporaryDirectory(prefix="laya-valkey-")
@@ -42,7 +43,8 @@ class Valkey:
         assert self._process is None
         command = [
             str(get_binary_path()),
-            *("--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"),
+            *("--bind", "127.0.0.1", "--port", str(self.port), "--save", ""),
+            *("--appendonly", "yes" if self.durable else "no", "--appendfsync", "always"),
             *("--dir", self._dir.name, "--daemonize", "no"),
         ]
         if self.password:
@@ -73,7 +75,7 @@ class Valkey:
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End the process; ``start`` may follow, on the same port and with no data."""
+        """Kill the process; ``start`` may follow, on the same port and, unless it is durable, with no data."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
