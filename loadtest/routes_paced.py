@@ -76,7 +76,7 @@ async def paced(
 
     A call begins at its time whether or not those before it have ended.
     """
-    settings = NetSettings(max_streams=4096, connection_window=1 << 26, max_connections=1)
+    settings = NetSettings(max_streams=4096, connection_window=1 << 30, max_connections=1)
     flusher = Flusher()
     pools = [Pool(address, settings, flusher) for _ in range(connections)]
     try:

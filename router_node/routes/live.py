@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from router_node.dispatch import Reservation, Ticket
@@ -88,6 +88,17 @@ class LiveTable:
                 if fields.deadline is None or limit < fields.deadline:
                     fields.deadline = limit
         return plan.submit(core.dispatcher, fields, on_grant, on_refuse)
+
+    def pools_of(self, model: str) -> Iterator[str]:
+        """The pools to which rules lead that name a model in full, in the order in which they are tried."""
+        for bucket in self.matcher.of_model(model):
+            for conditions in bucket.rules:
+                if conditions.model is not None and model in conditions.model.exact:
+                    for target in conditions.rule.targets:
+                        yield target.pool
+                    for fallback in conditions.rule.fallback:
+                        if fallback.pool:
+                            yield fallback.pool
 
     def route(self, found: Conditions) -> LiveRoute:
         """Where a rule leads. Made when it is first needed: most of a large table's rules wait long for a request."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # A node in one of these states serves, or will again in a moment: its model can be asked for.
 _SERVING: Final = frozenset(("ready", "closed"))
 _MAX_REMEMBERED: Final = 1024
+_MAX_NAMED: Final = 1000  # names of rules that are listed
 
 
 class _Card(msgspec.Struct):
@@ -86,7 +87,21 @@ class RouteTable:
             info.max_seq_len = min(info.max_seq_len, spec.max_seq_len) or max(info.max_seq_len, spec.max_seq_len)
             info.aliases.extend(alias for alias in spec.aliases if alias not in info.aliases)
             info.nodes += node.state == "ready"
+        self._add_named(found)
         return [found[name] for name in sorted(found)]
+
+    def _add_named(self, found: dict[str, inference_pb2.ModelInfo]) -> None:
+        """Names that only rules know can be asked for too: aliases of the first served pool that each leads to."""
+        live = self.live
+        if live is None:
+            return
+        taken = {alias for info in found.values() for alias in (info.name, *info.aliases)}
+        for name in sorted(set(live.matcher.exact_names()) - taken)[:_MAX_NAMED]:
+            for pool in live.pools_of(name):
+                info = found.get(pool.partition("@")[0])
+                if info is not None:
+                    info.aliases.append(name)
+                    break
 
     def routes(self) -> list[admin_pb2.RouteStatus]:
         """Every route with the ids of its pool's nodes, by name, those that cannot be asked for now too."""

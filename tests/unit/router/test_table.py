@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from router_node.dispatch import Dispatcher, DispatchSettings, NodeSpec, Report
+from router_node.routes.live import LiveTable
+from router_node.routes.rules import parse
 from router_node.routes.table import RouteTable
 from shared.pb.laya.v1 import inference_pb2
 
@@ -93,3 +95,19 @@ def test_lists_are_kept_until_a_node_changes() -> None:
     answer = inference_pb2.ListModelsResponse.FromString(routes.list_models_grpc())
     assert [model.name for model in answer.models] == ["m", "other"]
     assert [card["id"] for card in json.loads(routes.models_json())["data"]] == ["m", "other"]
+
+
+def test_names_that_only_rules_know_are_listed_as_aliases_of_what_they_lead_to() -> None:
+    dispatcher, routes = table()
+    add(dispatcher, "n1", "large")
+    trees = [
+        {"name": "r1", "when": {"model": ["auto", "large"]}, "targets": "gone", "fallback": "large@"},
+        {"name": "r2", "when": {"model": "nowhere"}, "targets": "gone"},
+        {"name": "r3", "when": {"model": {"prefix": "any-"}}, "targets": "large"},
+    ]
+    routes.swap(LiveTable(1, {rule.name: rule for rule in map(parse, trees)}, {}))
+    (only,) = routes.models()
+    assert (only.name, list(only.aliases)) == ("large", ["auto"])
+    assert [card["id"] for card in json.loads(routes.models_json())["data"]] == ["large", "auto"]
+    routes.swap(None)
+    assert list(routes.models()[0].aliases) == []
