@@ -9,7 +9,7 @@ from router_node.admin.metrics import Snapshot
 from router_node.admin.page import MetricsPage
 from router_node.admin.private import PrivateFront
 from router_node.admin.routes_view import RoutesView
-from router_node.admin.server import AdminServer
+from router_node.admin.server import AdminServer, Leave
 from router_node.admin.view import ClusterView
 from router_node.discovery.address import is_loopback
 from router_node.node_side import NodeSide
@@ -35,12 +35,13 @@ class AdminSide:
         routes: RouteSide,
         collect: Callable[[], Snapshot],
         not_ready: Callable[[], str],
+        leave: Leave,
         trouble: Callable[[], str] = str,
     ) -> None:
         router = config.router
         self._bridge = Bridge(socket, nodes.net, nodes.flusher)
         shown = RoutesView(nodes.table, routes.manager, routes.desk, routes.kept)
-        self._server = AdminServer(socket, view, shown, lambda: not not_ready())
+        self._server = AdminServer(socket, view, shown, lambda: not not_ready(), leave)
         token = "" if is_loopback(router.admin_host) else config.server.cluster_token
         page = MetricsPage(collect, router.workers).render
         front = PrivateFront(

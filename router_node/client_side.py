@@ -91,13 +91,18 @@ class ClientSide:
         except ListenError as error:
             raise OSError(f"server.port: {error}") from None
 
-    async def drain(self, hurry: asyncio.Event) -> bool:
-        """Take no new request and let those in the router finish, up to ``drain_timeout`` seconds or until ``hurry``.
+    @property
+    def live(self) -> int:
+        """Requests in the router now, waiting ones too."""
+        return self._core.live
 
-        True when all of them finished.
+    async def drain(self, hurry: asyncio.Event, grace: float = 0.0) -> bool:
+        """Take no new request and let those in the router finish, up to ``grace`` seconds or until ``hurry``.
+
+        A grace of 0 takes ``drain_timeout``. True when all of them finished.
         """
         self.draining = True
-        work = asyncio.ensure_future(self._listener.close(self._config.server.drain_timeout))
+        work = asyncio.ensure_future(self._listener.close(grace or self._config.server.drain_timeout))
         return await unless(hurry, work) and self._core.live == 0
 
     async def close(self) -> None:

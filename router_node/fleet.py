@@ -128,14 +128,16 @@ class Fleet:
         logs.event(log, logging.ERROR, "workers_late", seconds=START_LIMIT)
         return FAILED
 
-    async def drain(self, hurry: asyncio.Event) -> bool:
-        """Have every worker finish and end, within the drain timeout or until ``hurry``; true when all finished."""
+    async def drain(self, hurry: asyncio.Event, grace: float = 0.0) -> bool:
+        """Have every worker finish and end, within the drain timeout or until ``hurry``; true when all finished.
+
+        A ``grace`` over 0 is in place of that time-out where it is shorter: the workers keep to their own.
+        """
         self.draining = True
+        limit = self._config.server.drain_timeout
         for worker in self._workers:
             worker.signal(signal.SIGTERM)
-        finished = await unless(
-            hurry, asyncio.ensure_future(self._gone(self._config.server.drain_timeout + EXIT_LIMIT))
-        )
+        finished = await unless(hurry, asyncio.ensure_future(self._gone(min(grace or limit, limit) + EXIT_LIMIT)))
         if not finished:
             for worker in self._workers:
                 worker.signal(signal.SIGTERM)  # the second one: no more waiting

@@ -55,7 +55,7 @@ async def serve(options: Options) -> int:
     """One router in this process."""
     # Imported here, so that a wrong flag is answered at once: these bring the network layer, gRPC and protobuf.
     from router_node.admin.bridge import Bridge
-    from router_node.admin.server import private_socket
+    from router_node.admin.server import Leave, private_socket
     from router_node.admin.view import LocalView
     from router_node.admin_side import AdminSide
     from router_node.client_side import ClientSide
@@ -63,7 +63,7 @@ async def serve(options: Options) -> int:
     from router_node.node_side import NodeSide, configured_sources
     from router_node.route_side import RouteSide
     from router_node.session_side import SessionSide
-    from router_node.signals import StopSignals
+    from router_node.signals import StopSignals, unless
 
     config = options.config
     async with contextlib.AsyncExitStack() as stack:
@@ -82,6 +82,7 @@ async def serve(options: Options) -> int:
             routes=routes,
             collect=lambda: sessions.add_to(routes.add_to(clients.snapshot())),
             not_ready=clients.not_ready,
+            leave=Leave(signals.ask, lambda: clients.live),
             trouble=sessions.trouble,
         )
         for part in (admin, bridge, nodes, routes, sessions, clients):  # they end in the opposite order
@@ -95,7 +96,8 @@ async def serve(options: Options) -> int:
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
         clients.draining = True
         admin.readiness_changed()
-        finished = await clients.drain(signals.hurry)
+        await unless(signals.hurry, asyncio.ensure_future(asyncio.sleep(config.server.drain_delay)))
+        finished = await clients.drain(signals.hurry, signals.grace)
     logs.event(log, logging.INFO, "router_stopped", finished=finished)
     return OK if finished or not signals.hurry.is_set() else FAILED
 

@@ -18,8 +18,15 @@ class StopSignals:
     def __init__(self, loop: asyncio.AbstractEventLoop, numbers: Sequence[signal.Signals] = _SIGNALS) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.grace = 0.0
+        """Seconds that the end may take; 0 leaves that to the configuration."""
         self._loop = loop
         self._numbers = numbers
+
+    def ask(self, grace: float) -> None:
+        """End in order, as at the first signal, within ``grace`` seconds."""
+        self.grace = grace
+        self.stop.set()
 
     def __enter__(self) -> StopSignals:
         for number in self._numbers:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from router_node.admin.metrics import Snapshot
-from router_node.admin.server import private_socket
+from router_node.admin.server import Leave, private_socket
 from router_node.admin.view import LocalView
 from router_node.admin_side import AdminSide
 from router_node.announce import announce
@@ -26,7 +26,7 @@ from router_node.node_side import NodeSide, configured_sources
 from router_node.route_side import RouteSide
 from router_node.session_side import counts, pin_store
 from router_node.sessions.store import PinStore
-from router_node.signals import StopSignals
+from router_node.signals import StopSignals, unless
 from shared import logging as logs
 from shared.pb.laya.v1 import admin_pb2
 
@@ -53,6 +53,7 @@ async def supervise(options: Options) -> int:
             routes=routes,
             collect=lambda: _with_pins(routes.add_to(fleet.snapshot()), pins),
             not_ready=fleet.not_ready,
+            leave=Leave(signals.ask, lambda: fleet.workers_total().in_flight),
             trouble=lambda: pins.trouble if pins is not None else "",
         )
         fleet.on_change = admin.readiness_changed
@@ -74,7 +75,8 @@ async def supervise(options: Options) -> int:
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
         fleet.draining = True
         admin.readiness_changed()
-        finished = await fleet.drain(signals.hurry)
+        await unless(signals.hurry, asyncio.ensure_future(asyncio.sleep(config.server.drain_delay)))
+        finished = await fleet.drain(signals.hurry, signals.grace)
     logs.event(log, logging.INFO, "router_stopped", finished=finished)
     return OK if finished or not signals.hurry.is_set() else FAILED
 

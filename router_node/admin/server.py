@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -20,7 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router_node.admin.routes_view import RoutesView
-from router_node.admin.view import ClusterView
+from router_node.admin.view import ClusterView, check_grace
 from shared.errors import LayaError
 from shared.logging import get
 from shared.pb.laya.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, openai_pb2
@@ -59,10 +60,21 @@ def private_socket() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class Leave:
+    """How a router is asked to end: ``ask(grace)``, in seconds, and how many requests ``live`` in it."""
+
+    ask: Callable[[float], None]
+    live: Callable[[], int]
+
+
 class AdminServer:
     """Serves on ``address``. ``ready`` says whether requests are taken now."""
 
-    def __init__(self, address: str, view: ClusterView, routes: RoutesView, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, address: str, view: ClusterView, routes: RoutesView, ready: Callable[[], bool], leave: Leave
+    ) -> None:
+        self._leave = leave
         self._address = address
         self._view = view
         self._routes = routes
@@ -75,7 +87,7 @@ class AdminServer:
     async def start(self) -> None:
         """Serve. Raises OSError when the socket cannot be made."""
         server = grpc.aio.server(options=_OPTIONS)  # what comes in is bounded by the bridges
-        service = AdminService(self._view, self._routes)
+        service = AdminService(self._view, self._routes, self._leave)
         admin_pb2_grpc.add_AdminServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [
@@ -125,7 +137,8 @@ _REFLECTED = ((admin_pb2, "Admin"), (inference_pb2, "Inference"), (openai_pb2, "
 class AdminService(admin_pb2_grpc.AdminServicer):
     """``laya.v1.Admin`` over two views."""
 
-    def __init__(self, view: ClusterView, routes: RoutesView) -> None:
+    def __init__(self, view: ClusterView, routes: RoutesView, leave: Leave) -> None:
+        self._leave = leave
         self._view = view
         self._routes = routes
 
@@ -138,6 +151,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def DrainNode(self, request: admin_pb2.DrainNodeRequest, context: _Context) -> admin_pb2.DrainNodeResponse:
         async def drain() -> admin_pb2.DrainNodeResponse:
             return admin_pb2.DrainNodeResponse(drain=await self._view.drain(request))
+
+        return await _answer(context, drain)
+
+    async def DrainRouter(
+        self, request: admin_pb2.DrainRouterRequest, context: _Context
+    ) -> admin_pb2.DrainRouterResponse:
+        async def drain() -> admin_pb2.DrainRouterResponse:
+            check_grace(request.grace_seconds)
+            self._leave.ask(request.grace_seconds)
+            return admin_pb2.DrainRouterResponse(in_flight=self._leave.live())
 
         return await _answer(context, drain)
 

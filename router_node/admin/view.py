@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from router_node.discovery.membership import Entry, Membership
 from router_node.dispatch import Ask, Dispatcher, hash_blocks
 from router_node.routes.table import RouteTable
-from shared.errors import Code, LayaError
+from shared.errors import Code, LayaError, invalid
 from shared.pb.laya.v1 import admin_pb2, node_pb2
 
 
@@ -122,8 +122,11 @@ class LocalView(ClusterView):
                 "NODE_NOT_FOUND",
                 f"There is no node {request.node_id!r}; known nodes: {known or 'none'}.",
             )
-        if not 0 <= request.grace_seconds <= 86_400:
-            raise LayaError(
-                Code.INVALID_ARGUMENT, "INVALID_REQUEST", "grace_seconds must be 0 to 86400.", param="grace_seconds"
-            )
+        check_grace(request.grace_seconds)
         return await link.drain(request.grace_seconds, request.undo)
+
+
+def check_grace(seconds: float) -> None:
+    """Raise LayaError INVALID_ARGUMENT for a grace that is none."""
+    if not 0 <= seconds <= 86_400:
+        raise invalid("grace_seconds must be 0 to 86400.", "grace_seconds")

@@ -82,6 +82,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     keys_file: str = ""  # API keys, hashed; empty accepts every caller (loopback only)
     insecure: bool = False  # allow a bind beyond loopback without keys or cluster token
     drain_timeout: float = 30.0  # time that running requests have to finish once a process drains
+    drain_delay: float = 0.0  # a router that ends says so for this time before it closes its port
     keepalive_time: float = 10.0  # PING after so long without a byte from the peer
     keepalive_timeout: float = 5.0  # the peer is dead when no answer comes in this time
     max_body_bytes: int = 32 << 20  # HTTP body, or one gRPC request message the router must buffer
@@ -102,7 +103,7 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         for name in ("drain_timeout", "keepalive_time", "keepalive_timeout", "header_timeout", "body_timeout"):
             value = getattr(self, name)
             _need(0 < value <= 86_400, f"server.{name}", f"must be over 0 and at most 86400 seconds, not {value}")
-        for name, least in (("max_connection_age", 0.0), ("max_connection_age_grace", 0.1)):
+        for name, least in (("drain_delay", 0.0), ("max_connection_age", 0.0), ("max_connection_age_grace", 0.1)):
             value = getattr(self, name)
             _need(least <= value <= 31_536_000, f"server.{name}", f"must be {least:g} to 31536000 seconds, not {value}")
         _need(self.max_body_bytes >= 1024, "server.max_body_bytes", "must be 1024 bytes or more")

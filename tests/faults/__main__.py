@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=0.0, help="as hours; overrides --seconds")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="of the pairs")
     parser.add_argument("--clients", type=int, default=12, help="requests at once (12)")
+    parser.add_argument("--pause", type=float, default=0.15, help="seconds between a client's requests, about (0.15)")
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--plot", type=Path, help="write memory, files and tasks to this CSV and beside it as SVG")
     args = parser.parse_args()
@@ -34,7 +35,13 @@ def main() -> int:
         return 2
     seconds = args.hours * 3600 if args.hours else args.seconds
     suite = Suite(
-        seconds, args.seed, args.clients, args.only, record=Record(args.plot), say=lambda line: print(line, flush=True)
+        seconds,
+        args.seed,
+        args.clients,
+        args.only,
+        pause=args.pause,
+        record=Record(args.plot),
+        say=lambda line: print(line, flush=True),
     )
     print(f"seed {args.seed}", flush=True)
     asyncio.run(suite.run())

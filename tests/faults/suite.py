@@ -29,6 +29,7 @@ class Suite:
         clients: int,
         only: str = "",
         *,
+        pause: float = 0.15,
         record: Record | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -40,6 +41,7 @@ class Suite:
         self._seed = seed
         self._clients = clients
         self._only = only
+        self._pause = pause
         self._record = record or Record()
         self._say = say
 
@@ -48,7 +50,7 @@ class Suite:
         began = time.monotonic()
         site = await asyncio.to_thread(Site().__enter__)
         try:
-            load = Load(site.addresses, self._clients, self._seed)
+            load = Load(site.addresses, self._clients, self._seed, self._pause)
             load.start()
             try:
                 await asyncio.sleep(2.0)
@@ -75,8 +77,9 @@ class Suite:
             for fault in able:
                 if turn == 0 or time.monotonic() - began < self._seconds:
                     await self._one(site, load, fault.name, [fault], fault.seconds)
-            while time.monotonic() - began < self._seconds and self._rng.random() > 0.05:
-                pair = self._rng.sample([fault for fault in able if fault.name != "nothing"], 2)
+            pairs = [fault for fault in able if fault.name != "nothing"]
+            while len(pairs) > 1 and time.monotonic() - began < self._seconds and self._rng.random() > 0.05:
+                pair = self._rng.sample(pairs, 2)
                 await self._one(site, load, " + ".join(fault.name for fault in pair), pair, PAIR)
             turn += 1
 

@@ -77,7 +77,7 @@ def _compare(base: Baseline, text: str) -> list[str]:
     kind = base.kind
     found = {name: value(text, name) for name in (_ROUTER_ZERO if kind == "router" else _NODE_ZERO)}
     problems = [f"{name} is {count:g}" for name, count in found.items() if count]
-    peers = links(text) if kind == "router" else value(text, "laya_node_watches")
+    peers = links(text) * _processes(text) if kind == "router" else value(text, "laya_node_watches")
     connections = open_connections(text, kind)
     tasks = value(text, f"laya_{kind}_tasks")
     # Three for each peer: a link or a watch, and what serves or follows it. A node's rare services are grpc.aio's.
@@ -93,6 +93,12 @@ def _compare(base: Baseline, text: str) -> list[str]:
         if streams > 3 * max(1.0, peers):  # a watch, the node's health, a call that asks what it is
             problems.append(f"{streams:g} streams to {peers:g} nodes, and no request")
     return problems
+
+
+def _processes(text: str) -> float:
+    """Processes of a router that have links of their own: it alone, or its workers and their supervisor."""
+    workers = value(text, "laya_router_workers")
+    return 1.0 if workers <= 1 else workers + 1
 
 
 def open_connections(text: str, kind: str) -> float:

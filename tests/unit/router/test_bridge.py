@@ -7,7 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from router_node.admin.bridge import Bridge
-from router_node.admin.server import AdminServer, private_socket
+from router_node.admin.server import AdminServer, Leave, private_socket
 from router_node.admin.view import ClusterView
 from shared.errors import LayaError
 from shared.net.flusher import Flusher
@@ -46,7 +46,7 @@ async def test_a_socket_that_nobody_serves_is_an_error_in_time(monkeypatch: pyte
 
 async def test_calls_beyond_the_most_find_no_room_and_others_are_not_disturbed() -> None:
     with private_socket() as address:
-        server = AdminServer(address, NoView(), no_routes(), lambda: True)
+        server = AdminServer(address, NoView(), no_routes(), lambda: True, Leave(lambda grace: None, lambda: 0))
         await server.start()
         narrow, wide = (Bridge(address, NetSettings(), Flusher(), most) for most in (2, 10))
         await narrow.start()
@@ -69,7 +69,7 @@ async def test_calls_beyond_the_most_find_no_room_and_others_are_not_disturbed()
 
 async def test_a_failure_of_our_own_tells_a_client_nothing() -> None:
     with private_socket() as address:
-        server = AdminServer(address, NoView(), no_routes(), lambda: True)
+        server = AdminServer(address, NoView(), no_routes(), lambda: True, Leave(lambda grace: None, lambda: 0))
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
             call = channel.unary_unary(

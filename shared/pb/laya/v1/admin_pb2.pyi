@@ -11,6 +11,18 @@ class ListNodesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class DrainRouterRequest(_message.Message):
+    __slots__ = ("grace_seconds",)
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    grace_seconds: float
+    def __init__(self, grace_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainRouterResponse(_message.Message):
+    __slots__ = ("in_flight",)
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    in_flight: int
+    def __init__(self, in_flight: _Optional[int] = ...) -> None: ...
+
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "address", "model", "state", "source", "report_age_seconds", "report", "reserved_tokens", "streams", "connections", "detail")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -50,6 +50,11 @@ class AdminStub:
                 request_serializer=laya_dot_v1_dot_admin__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=laya_dot_v1_dot_admin__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
+        self.DrainRouter = channel.unary_unary(
+                '/laya.v1.Admin/DrainRouter',
+                request_serializer=laya_dot_v1_dot_admin__pb2.DrainRouterRequest.SerializeToString,
+                response_deserializer=laya_dot_v1_dot_admin__pb2.DrainRouterResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/laya.v1.Admin/Explain',
                 request_serializer=laya_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
@@ -97,6 +102,13 @@ class AdminServicer:
 
     def DrainNode(self, request, context):
         """DrainNode asks a node to drain, or undoes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainRouter(self, request, context):
+        """DrainRouter asks the router itself to end, as SIGTERM does: no new request, those that run may finish, exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +166,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=laya_dot_v1_dot_admin__pb2.DrainNodeRequest.FromString,
                     response_serializer=laya_dot_v1_dot_admin__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'DrainRouter': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainRouter,
+                    request_deserializer=laya_dot_v1_dot_admin__pb2.DrainRouterRequest.FromString,
+                    response_serializer=laya_dot_v1_dot_admin__pb2.DrainRouterResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -263,6 +280,33 @@ class Admin:
             '/laya.v1.Admin/DrainNode',
             laya_dot_v1_dot_admin__pb2.DrainNodeRequest.SerializeToString,
             laya_dot_v1_dot_admin__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainRouter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laya.v1.Admin/DrainRouter',
+            laya_dot_v1_dot_admin__pb2.DrainRouterRequest.SerializeToString,
+            laya_dot_v1_dot_admin__pb2.DrainRouterResponse.FromString,
             options,
             channel_credentials,
             insecure,
