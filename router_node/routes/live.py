@@ -54,7 +54,8 @@ class LiveTable:
         old = before.rules if before is not None else {}
         made = before._conditions if before is not None else {}
         self._conditions: dict[str, Conditions] = {
-            name: made[name] if old.get(name) is rule else Conditions(rule) for name, rule in rules.items()
+            name: made[name] if (known := old.get(name)) is rule or known == rule else Conditions(rule)
+            for name, rule in rules.items()
         }
         self.matcher: Matcher = Matcher(self._conditions, before.matcher if before is not None else None)
         self.reads_body = self.matcher.reads_body

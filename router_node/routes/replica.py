@@ -56,6 +56,7 @@ FRESH: Final = 1.0  # seconds after a (re)connection before a change is written:
 FIRST: Final = 3.0  # seconds that an empty store stays empty before a lineage is begun: others may have one
 WAIT: Final = 5.0  # seconds that an operator's change may wait for the store
 
+_MANY: Final = 300  # rules
 _TROUBLE: Final = ("gap", "lineage", "fork", "trimmed", "unreadable")
 
 
@@ -323,7 +324,11 @@ class Replica(Keeper):
         if head is None:
             return
         flat = answer[2]
-        book, odd = read_table(self._seal, head, dict(zip(flat[::2], flat[1::2], strict=True)))
+        stored = dict(zip(flat[::2], flat[1::2], strict=True))
+        if len(stored) < _MANY:
+            book, odd = read_table(self._seal, head, stored)
+        else:  # it takes a while, for which requests must not wait
+            book, odd = await asyncio.to_thread(read_table, self._seal, head, stored)
         self.reloads[why] += 1
         self.rejected += len(odd)
         for text in odd[:8]:

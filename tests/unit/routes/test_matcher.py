@@ -111,7 +111,7 @@ def found(made: Matcher, request: Request) -> str | None:
     return rule.rule.name if rule is not None else None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tables, st.lists(requests, min_size=1, max_size=8))
 def test_it_finds_what_a_look_at_every_rule_finds(rules: list[Rule], asked: list[Request]) -> None:
     made = matcher(rules)
@@ -119,7 +119,7 @@ def test_it_finds_what_a_look_at_every_rule_finds(rules: list[Rule], asked: list
         assert found(made, request) == slow(rules, request)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(tables, tables, st.lists(requests, min_size=1, max_size=8))
 def test_a_changed_table_is_as_one_made_anew(one: list[Rule], two: list[Rule], asked: list[Request]) -> None:
     kept = [*one[::2], *(rule for rule in two if rule.name not in {r.name for r in one[::2]})]
@@ -128,7 +128,7 @@ def test_a_changed_table_is_as_one_made_anew(one: list[Rule], two: list[Rule], a
         assert found(changed, request) == slow(kept, request)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(tables, requests)
 def test_the_failures_of_a_rule_are_none_where_it_applies(rules: list[Rule], request: Request) -> None:
     made = matcher(rules)
