@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.faults.hosts import possible
 from tests.faults.record import Record
 from tests.faults.suite import Suite
-from tests.faults.tally import table
+from tests.faults.tally import merged, table
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
     )
     print(f"seed {args.seed}", flush=True)
     asyncio.run(suite.run())
-    print(table(suite.tallies))
+    print(table(merged(suite.tallies)))
     for problem in suite.problems:
         print(f"PROBLEM {problem}")
     return 1 if suite.problems else 0

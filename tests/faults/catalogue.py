@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from router_node.discovery.registration import Registration, index_key, node_key, sign
+from shared.config.schema import TlsConfig
 from shared.net.api import Headers
+from shared.net.tls import server_context
+from shared.net.tls_watch import INTERVAL
 from tests.faults import limits
 from tests.faults.http_call import Broken, post
 from tests.faults.site import KEEPALIVE, KEEPALIVE_TIMEOUT, NODE_PORT, TOKEN, Member, Site
@@ -42,6 +45,7 @@ class Fault:
     stall: float | None = None
     clean: bool = False
     works: Callable[[Site], bool] = lambda site: True
+    long: float = 0.0  # seconds that it lasts instead in a run of ten minutes or more
 
 
 def _act(work: Callable[[Site], object]) -> Act:
@@ -114,6 +118,26 @@ def _replace(site: Site, member: Member) -> None:
     site.wait_ready(20)
 
 
+def _certify(site: Site, hours: int) -> None:
+    """Give the third node a certificate that expires in so many hours, in place of the one it has."""
+    member = site.nodes[2]
+    site.authority.pair(member.name, addresses=[member.host.address], hours=hours)
+
+
+async def _expire(site: Site) -> None:
+    await asyncio.to_thread(_certify, site, -1)
+    await asyncio.sleep(2 * INTERVAL + 1)  # it is read, and settles
+    host = site.nodes[2].host
+    for router in site.routers:
+        await asyncio.to_thread(host.reset, router.host.address, NODE_PORT)
+    await asyncio.sleep(0.7)
+    await asyncio.to_thread(host.heal)
+    await asyncio.sleep(0.5)
+    for router in site.routers:
+        seen = await asyncio.to_thread(site.ready_nodes, router)
+        assert seen < len(site.nodes), f"{router.name} still uses a node whose certificate has expired"
+
+
 # Nodes that misbehave: they register like any other, and are sent requests.
 
 
@@ -131,7 +155,9 @@ def _rogue(behave: Callable[[RogueCall], None]) -> tuple[Act, Act]:
     made: list[RogueNode] = []
 
     async def inject(site: Site) -> None:
-        node = RogueNode("rogue", "sim", site.network.address)
+        pair = site.authority.pair("rogue", addresses=[site.network.address])
+        tls = server_context(TlsConfig(cert_file=pair.cert, key_file=pair.key))
+        node = RogueNode("rogue", "sim", site.network.address, tls)
         node.behave = behave
         made.append(await node.start())
         await asyncio.to_thread(_register, site, node, node.address)
@@ -210,6 +236,7 @@ def catalogue() -> list[Fault]:
         Fault(
             "store: stall", 4.0, _act(lambda site: site.store.master.signal(signal.SIGSTOP)), clean=True, stall=KILLED
         ),
+        Fault("store: all of it gone", 5.0, _act(_no_store), clean=True, stall=KILLED, long=60.0),
         Fault(
             "disk full",
             3.0,
@@ -222,9 +249,15 @@ def catalogue() -> list[Fault]:
         Fault("router without descriptors", 3.0, _act(lambda site: limits.deny_files(_pid(site.routers[0])))),
         Fault("node without descriptors", 3.0, _act(lambda site: limits.deny_files(_pid(site.nodes[3]))), stall=KILLED),
         Fault("node out of memory", 4.0, _oversize, stall=None, works=lambda site: limits.memory_works()),
+        Fault("certificate expires", 2.0, _expire, _act(lambda site: _certify(site, 1)), stall=KILLED),
         *_rogues(),
         Fault("rolling restart", 0.5, _roll, clean=True, stall=KILLED),
     ]
+
+
+def _no_store(site: Site) -> None:
+    for server in (*site.store.sentinels, *site.store.servers):
+        server.kill()
 
 
 def _cut_store(site: Site) -> None:

@@ -16,6 +16,7 @@ from tests.faults.hosts import Host, Network
 from tests.faults.limits import Clock, Disk
 from tests.faults.store import Store
 from tests.support import leaks
+from tests.support.certs import Authority, Pair
 from tests.support.processes import Proc, metric
 
 KEEPALIVE: Final = 2.0  # seconds of silence until a PING
@@ -63,6 +64,8 @@ class Member:
         return self.proc
 
     def _fetch(self, url: str) -> str | None:
+        if self.kind == "node":
+            url = url.replace("http:", "https:")
         return self.host.inside(lambda: leaks.page(url))
 
     def signal(self, number: signal.Signals) -> None:
@@ -99,6 +102,8 @@ class Site:
         self._nodes = nodes
         self.folder = tempfile.TemporaryDirectory(prefix="laya-faults-")
         self.disk = Disk(self.folder.name)
+        self.authority = Authority(Path(self.folder.name))
+        self.pairs: dict[str, Pair] = {}
         self.clock = Clock(self.folder.name)
         self.routers: list[Member] = []
         self.nodes: list[Member] = []
@@ -133,13 +138,16 @@ class Site:
         host = self.network.host(name)
         argv = ["inference_node.main", "--engine", "sim", "--host", host.address, "--port", str(NODE_PORT)]
         argv += ["--node-id", name, "--redis", self.store.url]
-        return Member(host, argv, {**_COMMON, **_NODE, **self.clock.env(name), **env}, "node", self.disk.folder)
+        self.pairs[name] = pair = self.authority.pair(name, addresses=[host.address])
+        tls = {"LAYA_SERVER__TLS__CERT_FILE": pair.cert, "LAYA_SERVER__TLS__KEY_FILE": pair.key}
+        return Member(host, argv, {**_COMMON, **_NODE, **tls, **self.clock.env(name), **env}, "node", self.disk.folder)
 
     def _router(self, name: str) -> Member:
         host = self.network.host(name)
         argv = ["router_node.main", "--host", host.address, "--port", str(ROUTER_PORT), "--admin-port", "8001"]
         argv += ["--redis", self.store.url]
         snapshot = {"LAYA_ROUTER__ROUTES__SNAPSHOT_FILE": f"{self.disk.folder}/{name}.routes"}
+        snapshot["LAYA_ROUTER__NODE_TLS__CA_FILE"] = self.authority.file
         env = {**_COMMON, **_ROUTER, **snapshot, **self.clock.env(name)}
         return Member(host, argv, env, "router", self.disk.folder)
 

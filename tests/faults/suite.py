@@ -16,6 +16,7 @@ from tests.faults.tally import Tally
 
 PAIR: Final = 4.0  # seconds that a pair of faults lasts
 BUSY: Final = 1.0  # seconds that a machine with other work may add to a stall
+_LONG: Final = 600.0  # seconds of a run that has the time for faults that last
 _RECOVERY: Final = 30.0  # seconds for every router to have every node again
 
 
@@ -76,7 +77,8 @@ class Suite:
         while turn == 0 or time.monotonic() - began < self._seconds:
             for fault in able:
                 if turn == 0 or time.monotonic() - began < self._seconds:
-                    await self._one(site, load, fault.name, [fault], fault.seconds)
+                    lasts = fault.long if fault.long and self._seconds >= _LONG else fault.seconds
+                    await self._one(site, load, fault.name, [fault], lasts)
             pairs = [fault for fault in able if fault.name != "nothing"]
             while len(pairs) > 1 and time.monotonic() - began < self._seconds and self._rng.random() > 0.05:
                 pair = self._rng.sample(pairs, 2)

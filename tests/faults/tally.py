@@ -76,6 +76,19 @@ class Tally:
         return (self.name, *(str(count) for count in counts), f"{self.stall:.2f}")
 
 
+def merged(tallies: Sequence[Tally]) -> list[Tally]:
+    """Stretches of one name as one, and all pairs of faults as one."""
+    groups: dict[str, list[Tally]] = {}
+    for one in tallies:
+        groups.setdefault("pairs" if " + " in one.name else one.name, []).append(one)
+    out = []
+    for name, some in groups.items():
+        one = total(some)
+        one.name = name if len(some) == 1 else f"{name}, {len(some)} times" if name != "pairs" else f"{len(some)} pairs"
+        out.append(one)
+    return sorted(out, key=lambda one: one.name.endswith("pairs"))
+
+
 def total(tallies: Sequence[Tally]) -> Tally:
     """All stretches as one."""
     out = Tally("all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,13 +36,15 @@ class Authority:
         )
         self.file = str(self._write(f"{name}.pem", own.public_bytes(serialization.Encoding.PEM)))
 
-    def pair(self, name: str, password: bytes | None = None) -> Pair:
-        """A new pair; its key is encrypted when a password is given."""
+    def pair(
+        self, name: str, password: bytes | None = None, addresses: Sequence[str] = ("127.0.0.1",), hours: int = 1
+    ) -> Pair:
+        """A new pair; its key is encrypted when a password is given, and it expires in so many hours, or has."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(one)) for one in addresses)]
         cert = (
-            self._builder(subject, key)
+            self._builder(subject, key, hours)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .sign(self._key, hashes.SHA256())
@@ -53,7 +56,7 @@ class Authority:
             str(self._write(f"{name}.key", pem)),
         )
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, hours: int = 1) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -61,8 +64,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
+            .not_valid_before(now - datetime.timedelta(hours=100))
+            .not_valid_after(now + datetime.timedelta(hours=hours))
         )
 
     def _write(self, name: str, data: bytes) -> Path:

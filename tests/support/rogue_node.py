@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,7 +28,9 @@ class RogueNode:
     ``reads`` off leaves request bytes unacknowledged; then ``behave`` is never called.
     """
 
-    def __init__(self, node_id: str = "rogue", model: str = "m", host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, node_id: str = "rogue", model: str = "m", host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
         self.node_id = node_id
         self.model = model
         self.behave: Callable[[RogueCall], None] = RogueCall.hang
@@ -38,7 +41,7 @@ class RogueNode:
         self.reports = 0
         self.odd_report: Callable[[node_pb2.WatchResponse], None] = lambda report: None
         settings = replace(NetSettings(), idle_timeout=0)
-        self._listener = Listener(self._accept, self._no_http, settings, Flusher(), host=host)
+        self._listener = Listener(self._accept, self._no_http, settings, Flusher(), host=host, tls=tls)
 
     async def start(self) -> RogueNode:
         await self._listener.start()
