@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -109,9 +110,10 @@ class Desk:
         if change is None:
             return Outcome(book, None, [])
         after = Book(book.lineage, change.number, change.digest, applied(book.rules, change.ops))
-        matcher = self._manager.compiled(after).matcher
+        matcher = self._manager.compiled(after, [op.name for op in change.ops]).matcher
         changed = [op.rule.name for op in change.ops if isinstance(op, Put)]
-        warnings = review(after.rules, changed, matcher, self._manager.pools())
+        # All of it is plain data that nobody changes. A large table takes a while, for which requests must not wait.
+        warnings = await asyncio.to_thread(review, after.rules, changed, matcher, self._manager.pools())
         if dry:
             return Outcome(book, change, warnings)
         await self._keeper.write(book, change)

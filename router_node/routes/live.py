@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from router_node.dispatch import Reservation, Ticket
@@ -40,24 +40,35 @@ class LiveRoute:
 class LiveTable:
     """Version ``number`` of the rules ``rules``. ``caps`` are the router's own caps on parameters.
 
-    Raises RouteError. ``before`` may share what did not change.
+    Raises RouteError. ``before`` shares what did not change; ``changed`` names all that may have since.
     """
 
-    __slots__ = ("_caps", "_conditions", "_routes", "matcher", "number", "reads_body", "rules")
+    __slots__ = ("_caps", "_routes", "matcher", "number", "reads_body", "rules")
 
     def __init__(
-        self, number: int, rules: Mapping[str, Rule], caps: Mapping[str, int], before: LiveTable | None = None
+        self,
+        number: int,
+        rules: Mapping[str, Rule],
+        caps: Mapping[str, int],
+        before: LiveTable | None = None,
+        changed: Collection[str] | None = None,
     ) -> None:
         self.number = number
         self.rules = rules
         self._caps = caps
         old = before.rules if before is not None else {}
-        made = before._conditions if before is not None else {}
-        self._conditions: dict[str, Conditions] = {
-            name: made[name] if (known := old.get(name)) is rule or known == rule else Conditions(rule)
-            for name, rule in rules.items()
-        }
-        self.matcher: Matcher = Matcher(self._conditions, before.matcher if before is not None else None)
+        made: dict[str, Conditions] = before.matcher.rules if before is not None else {}
+        if before is not None and changed is not None:
+            conditions = dict(made)
+            for name in changed:
+                conditions.pop(name, None)
+            names: Collection[str] = [name for name in changed if name in rules]
+        else:
+            conditions, names = {}, rules.keys()
+        for name in names:
+            known, rule = old.get(name), rules[name]
+            conditions[name] = made[name] if known is rule or known == rule else Conditions(rule)
+        self.matcher: Matcher = Matcher(conditions, before.matcher if before is not None else None, changed)
         self.reads_body = self.matcher.reads_body
         """A request whose metadata says everything must be read all the same."""
         self._routes: dict[str, LiveRoute] = {}

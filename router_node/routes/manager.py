@@ -48,6 +48,7 @@ class RouteManager:
         self._dispatcher = dispatcher
         self._loop = loop
         self._caps = caps
+        self._differ: set[str] | None = None  # rules in which the newest version differs from what requests go by
         self._next = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -57,9 +58,13 @@ class RouteManager:
         live = self._table.live
         return live.number if live is not None else 0
 
-    def compiled(self, book: Book) -> LiveTable:
-        """A version compiled, sharing what it can with the one that requests go by. Raises RouteError."""
-        return LiveTable(book.number, book.rules, self._caps, self._table.live)
+    def compiled(self, book: Book, changed: Iterable[str] | None = None) -> LiveTable:
+        """A version compiled, sharing what it can with the one that requests go by. Raises RouteError.
+
+        ``changed`` are the rules in which it differs from the newest version; None for who knows which.
+        """
+        differ = None if changed is None or self._differ is None else self._differ.union(changed)
+        return LiveTable(book.number, book.rules, self._caps, self._table.live, differ)
 
     def take(self, change: Change) -> None:
         """The next version. Raises RouteError when it does not follow the newest one."""
@@ -103,6 +108,10 @@ class RouteManager:
         return found
 
     def _changed(self, changes: Sequence[Change] | None) -> None:
+        if changes is None:
+            self._differ = None
+        elif self._differ is not None:
+            self._differ.update(op.name for change in changes for op in change.ops)
         for listener in self.listeners:
             listener(self.book, changes)
         if self._timer is None:
@@ -117,11 +126,12 @@ class RouteManager:
         book = self.book
         began = time.perf_counter()
         try:
-            self._table.swap(self.compiled(book) if book.rules else None)
+            self._table.swap(self.compiled(book, ()) if book.rules else None)
         except RouteError as error:
             # Checked before it was written; only another version of Laya could have written it.
             event(log, logging.ERROR, "routes_unusable", version=book.number, detail=str(error), effect="the old stay")
         else:
+            self._differ = set() if book.rules else None
             self.swaps += 1
             self.swapped_at = time.time()
         spent = time.perf_counter() - began
