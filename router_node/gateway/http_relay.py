@@ -16,7 +16,7 @@ from router_node.gateway.reply import answer_headers, error_event, error_reply
 from router_node.gateway.tunnel import ResponseHead, TunnelReader
 from router_node.relay import phases
 from router_node.relay.account import CANCELLED_HTTP, Account
-from router_node.relay.faults import is_fault, lost, no_room, node_lost, nonsense, not_begun
+from router_node.relay.faults import is_fault, lost, no_connection, no_room, nonsense, not_begun
 from router_node.relay.fields import Fields
 from router_node.relay.methods import TUNNEL_PATH
 from router_node.relay.retries import is_free, later, pause, pushback
@@ -126,7 +126,7 @@ class HttpRelay:
                     return
             account.core.metrics.count("node_unreachable")
             reservation = account.another(True)
-        self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
+        self.refuse(no_connection(account.node_id))
 
     def _successor(self) -> HttpRelay:
         """Another attempt: late calls for this one's stream must not reach it."""

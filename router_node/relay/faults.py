@@ -44,6 +44,14 @@ def node_lost(node_id: str, what: str, retry_safe: bool, code: Code = Code.UNAVA
     )
 
 
+def no_connection(node_id: str) -> LayaError:
+    """No node that may be asked has a connection; each was given ``router.connect_timeout`` for one."""
+    error = node_lost(node_id, "has no connection that can take the request", True)
+    if error.metadata is not None:
+        error.metadata["phase"] = "connect"
+    return error
+
+
 def lost(node_id: str, code: int, delivered: int, untouched: bool) -> LayaError:
     """The node's stream ended early, with an HTTP/2 code.
 

@@ -15,7 +15,7 @@ from typing import Final
 from router_node.dispatch import Reservation
 from router_node.relay import phases
 from router_node.relay.account import Account
-from router_node.relay.faults import FAULTY, lost, no_room, node_lost, nonsense, not_begun, status_code, too_large
+from router_node.relay.faults import FAULTY, lost, no_connection, no_room, nonsense, not_begun, status_code, too_large
 from router_node.relay.fields import Fields
 from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
@@ -236,7 +236,7 @@ class RelayStream(Splice):
                     return
             account.core.metrics.count("node_unreachable")
             reservation = account.another(True)
-        self.refuse(node_lost(account.node_id, "has no connection that can take the request", True))
+        self.refuse(no_connection(account.node_id))
 
     def _await_answer(self) -> None:
         """The first token and each further one must come in time."""

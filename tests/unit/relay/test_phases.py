@@ -146,6 +146,18 @@ async def test_a_wait_for_room_is_named_for_what_it_is() -> None:
     rig.assert_idle()
 
 
+async def test_nodes_without_a_connection_are_named_as_such() -> None:
+    rig = Rig()
+    for upstream in rig.upstreams.values():
+        upstream.full = True
+    client = call(rig)
+    error = error_from_trailers(list(client.status().items()))
+    assert error is not None and error.reason == "NODE_LOST" and error.metadata is not None
+    assert (error.metadata["phase"], error.metadata["retry_safe"]) == ("connect", "true")
+    client.settle()
+    rig.assert_idle()
+
+
 # Over HTTP.
 
 

@@ -215,5 +215,5 @@ async def test_a_node_that_fails_its_calls_rests() -> None:
         client.settle()
     (ejected,) = [node for node in rig.dispatcher.nodes() if node.state == "ejected"]
     assert ejected.upstream is bad and "in a row" in ejected.health.why
-    assert len(ejected.upstream.streams) == 5
+    assert bad is not None and len(bad.streams) == 5
     rig.assert_idle()
