@@ -77,7 +77,7 @@ class Dispatcher:
             raise errors.past_deadline()
         prompt = ask.prompt_tokens
         if prompt <= 0 or ask.prompt_bytes:
-            prompt = _prompt_tokens(pool, ask)
+            prompt = pool.prompt_tokens(ask)
         total = prompt + (ask.max_new_tokens or pool.default_max_tokens)
         if total > pool.safe_total or ask.n > 1:
             total = self._total(pool, ask, prompt)
@@ -113,7 +113,7 @@ class Dispatcher:
         if not pools or not pools[0].live:
             return None
         pool = pools[0]
-        prompt = _prompt_tokens(pool, ask)
+        prompt = pool.prompt_tokens(ask)
         total = self._total(pool, ask, prompt)
         keys = self._picker.keys(pool, ask)
         chosen = self._picker.choose(pool, keys, prompt, total, self._clock(), exclude)
@@ -175,7 +175,7 @@ class Dispatcher:
         """
         now = self._clock()
         pool = self._pool(ask.model)
-        prompt = _prompt_tokens(pool, ask)
+        prompt = pool.prompt_tokens(ask)
         total = self._total(pool, ask, prompt)
         keys = self._picker.keys(pool, ask)
         ahead = pool.queue.count
@@ -313,6 +313,7 @@ class Dispatcher:
             self._prefix + b"%x" % number, ask, chosen, total + -total % node.block, prompt - cached, self._ended
         )
         pool.sent += 1
+        pool.unseen.sent(total)
         pool.settle(node, shrunk=True)
         self._sent.granted(reservation)
         if keys is not NO_KEYS:
@@ -396,14 +397,3 @@ class Dispatcher:
         """The node did not take the request, so it holds nothing of its prompt beyond what it held before."""
         if reservation.chain and reservation.node.pool is not None:
             self._picker.prefixes.forget(reservation.chain, reservation.node.slot, reservation.known_blocks)
-
-
-def _prompt_tokens(pool: Pool, ask: Ask) -> int:
-    """Length of the prompt in tokens: as counted, else from its bytes, else as estimated, else the usual length."""
-    if ask.prompt_bytes > 0 and not ask.exact:
-        return int(ask.prompt_bytes / pool.learned.bytes_per_token) + 1
-    if ask.prompt_tokens > 0:
-        return ask.prompt_tokens
-    if ask.prefix:
-        return int((len(ask.prefix) + 0.5) * pool.learned.block_tokens)
-    return int(pool.learned.prompt_tokens)

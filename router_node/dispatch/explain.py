@@ -61,7 +61,7 @@ def explain(
         picker.rng.setstate(state)
     only = picker.required(pool, keys)
     hidden = picker.hidden(pool)
-    ask = _Asked(prompt, total, now, pool.unseen.alike if hidden else 1.0)
+    ask = _Asked(prompt, total, now, pool.unseen.beside(total) if hidden else 0)
     scored: dict[str, CandidateTerms] = {}
     for candidate in looked:
         node = candidate[0]
@@ -91,7 +91,7 @@ class _Asked(NamedTuple):
     prompt: int
     total: int
     now: float
-    alike: float
+    beside: int
 
 
 def _summary(
@@ -115,7 +115,7 @@ def _terms(candidate: Candidate, ask: _Asked, why_not: str) -> CandidateTerms:
     pace = node.inv_rate
     share = (node.used + need) / node.capacity if node.capacity else 1.0
     barrier = cost.barrier(share)
-    crowded = cost.barrier((node.used + int(need * ask.alike)) / node.capacity) if node.capacity else barrier
+    crowded = cost.barrier((node.used + need + ask.beside) / node.capacity) if node.capacity else barrier
     pending, reserved = node.pending * pace, node.reserved_prompt_tokens * pace
     own = cost.WORK_WEIGHT * uncached * pace
     unseen, penalty = crowded - barrier, cost.penalty(node, ask.now)

@@ -26,7 +26,7 @@ def observe(reservation: Reservation, prompt_tokens: int, cached_tokens: int) ->
         learned.ratio(ask.prompt_bytes, prompt_tokens)
     expected = reservation.expected_cached
     if reservation.guessed:
-        learned.guess(reservation.reason, cached_tokens / prompt_tokens)
+        learned.guess(reservation.reason, cached_tokens / prompt_tokens, prompt_tokens)
     elif expected > 0:
         confirmed = min(1.0, cached_tokens / expected)
         node.trust = max(_LEAST_TRUST, node.trust + (confirmed - node.trust) * _TRUST_GAIN)

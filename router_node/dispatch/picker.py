@@ -129,7 +129,7 @@ class Picker:
             else:
                 node = self.ring_node(pool, session)
                 guessed = True
-                cached = int(pool.learned.session_share * prompt)
+                cached = int(pool.learned.session_share(prompt) * prompt)
             if node is not None:
                 if found and (held := _held(pool, found, node, prompt)) > cached:
                     cached = held
@@ -234,10 +234,10 @@ class Picker:
 
         They go to who looks idle, as ours would; so who looks idle is as dear as the level to which they will fill it.
         A node with affinity is taken if it costs no more than that. Else any that looks idle enough may be the one.
-        Of KV a node must have room for a few like this at once, or it is as dear as a full one.
+        Of KV a node must have room for one or two of others as well, or it is as dear as a full one.
         """
         found = keys[3]
-        alike = pool.unseen.alike
+        beside = pool.unseen.beside(total)
         best: Candidate | None = None
         least = math.inf
         affine = self.affine(pool, keys, prompt) if keys is not NO_KEYS else []
@@ -245,7 +245,7 @@ class Picker:
             node = candidate[0]
             need = node.need(total)
             if node.room >= need:
-                cost = score(node, int(need * alike), prompt - candidate[1] * node.trust, now)
+                cost = score(node, need + beside, prompt - candidate[1] * node.trust, now)
                 if cost < least:
                     least = cost
                     best = candidate
@@ -256,7 +256,7 @@ class Picker:
             if node.block != block:
                 block = node.block
                 need = total + -total % block
-                more = int(need * alike)
+                more = need + beside
             if node.room >= need:
                 uncached = prompt - _held(pool, found, node, prompt) * node.trust if found else prompt
                 ordered.append((score(node, more, uncached, now), at))

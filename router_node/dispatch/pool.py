@@ -16,18 +16,19 @@ from router_node.dispatch.prefix import BLOCK_BYTES, MAX_BLOCKS
 from router_node.dispatch.queue import Ticket, WaitQueue
 from router_node.dispatch.ring import HashRing
 from router_node.dispatch.settings import DispatchSettings
-from router_node.dispatch.types import UNLIMITED, NodeSpec, NodeState
+from router_node.dispatch.types import UNLIMITED, Ask, NodeSpec, NodeState
 from router_node.dispatch.unseen import Unseen
 
 _RATIO_GAIN: Final = 0.05
 _MIN_BYTES_PER_TOKEN: Final = 0.5
 _MAX_BYTES_PER_TOKEN: Final = 64.0
+_LENGTHS: Final = 10  # up to 127 tokens, and doubled each time; the last is for all above
 
 
 class Learned:
     """What the true counts of a pool's requests have taught. Means weigh the last twenty or so most."""
 
-    __slots__ = ("block_tokens", "bytes_per_token", "prompt_tokens", "rest_share", "ring_share", "session_share")
+    __slots__ = ("block_tokens", "bytes_per_token", "prompt_tokens", "rest_share", "ring_share", "session_shares")
 
     def __init__(self) -> None:
         self.bytes_per_token = 4.0
@@ -36,8 +37,9 @@ class Learned:
         """Tokens in one block of prompt bytes."""
         self.prompt_tokens = 256.0
         """Length of a prompt, for requests that say nothing of theirs."""
-        self.session_share = 0.5
-        """Share of the prompt found cached where the ring alone says that a session lives."""
+        self.session_shares = [0.5] * _LENGTHS
+        """Share of a prompt found cached where the ring alone says that a session lives, by the prompt's length in
+        powers of two: a long prompt is a later turn, more of which is there."""
         self.ring_share = 0.0
         """The same for a prefix that this router has no record of."""
         self.rest_share = 0.5
@@ -67,10 +69,15 @@ class Learned:
         """A prompt had so many tokens."""
         self.prompt_tokens += (prompt_tokens - self.prompt_tokens) * _RATIO_GAIN
 
-    def guess(self, reason: str, share: float) -> None:
+    def session_share(self, prompt_tokens: int) -> float:
+        """Share of a prompt of that length that is likely there."""
+        return self.session_shares[_length_class(prompt_tokens)]
+
+    def guess(self, reason: str, share: float, prompt_tokens: int) -> None:
         """So much of a prompt was cached on the node that the ring named for ``reason``."""
         if reason == "session":
-            self.session_share += (share - self.session_share) * _RATIO_GAIN
+            at = _length_class(prompt_tokens)
+            self.session_shares[at] += (share - self.session_shares[at]) * _RATIO_GAIN
         else:
             self.ring_share += (share - self.ring_share) * _RATIO_GAIN
 
@@ -191,6 +198,16 @@ class Pool:
         if self.groups:
             self.safe_total = -1
 
+    def prompt_tokens(self, ask: Ask) -> int:
+        """Length of the prompt in tokens: as counted, else from its bytes, else as estimated, else the usual length."""
+        if ask.prompt_bytes > 0 and not ask.exact:
+            return int(ask.prompt_bytes / self.learned.bytes_per_token) + 1
+        if ask.prompt_tokens > 0:
+            return ask.prompt_tokens
+        if ask.prefix:
+            return int((len(ask.prefix) + 0.5) * self.learned.block_tokens)
+        return int(self.learned.prompt_tokens)
+
     def kv_tokens(self, prompt: int, new: int, n: int) -> int:
         """KV tokens that ``n`` sequences over one prompt hold which make ``new`` tokens together."""
         if n < 1:
@@ -289,3 +306,8 @@ class Pool:
 def capacity_of(node: NodeState) -> int:
     """KV tokens of a node: as reported, else as described."""
     return node.capacity or node.spec.kv_capacity_tokens
+
+
+def _length_class(tokens: int) -> int:
+    at = tokens.bit_length() - 7
+    return 0 if at < 0 else at if at < _LENGTHS else _LENGTHS - 1

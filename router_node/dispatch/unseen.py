@@ -27,16 +27,19 @@ MOST_OTHERS: Final = 64.0
 _LEAST_TOLD: Final = 8
 _OTHERS_GAIN: Final = 0.02
 _USUAL_GAIN: Final = 0.05
+_SIZE_GAIN: Final = 0.02
 
 
 class Unseen:
     """The sums over one pool's nodes."""
 
-    __slots__ = ("_counted", "_reserved", "_told", "_usual", "others")
+    __slots__ = ("_counted", "_reserved", "_told", "_usual", "others", "usual_total")
 
     def __init__(self) -> None:
         self.others = 0.0
         """Requests of other routers for each of ours, of late."""
+        self.usual_total = 0.0
+        """KV tokens of a request, prompt and new ones, on average of late."""
         self._told = 0
         self._counted = 0
         self._reserved = 0
@@ -52,10 +55,19 @@ class Unseen:
         reserved, usual = self._reserved, self._usual
         return others * (reserved if reserved > usual else usual)
 
-    @property
-    def alike(self) -> float:
-        """How many requests like this one a node should have room for, where others may choose it at the same time."""
-        return 1.0 + (self.others if self.others < AT_ONCE else AT_ONCE)
+    def beside(self, total: int) -> int:
+        """KV tokens that others' requests may take on a node that gets one of ours of ``total`` at the same time.
+
+        They are of the usual size: a large request must not be kept from its cache for the sake of others as large,
+        which nobody else sends.
+        """
+        usual = int(self.usual_total)
+        return int((self.others if self.others < AT_ONCE else AT_ONCE) * (total if total < usual else usual))
+
+    def sent(self, total: int) -> None:
+        """A request of ``total`` KV tokens was sent."""
+        usual = self.usual_total
+        self.usual_total = usual + (total - usual) * _SIZE_GAIN if usual else float(total)
 
     def told(self, node: NodeState) -> None:
         """A node has reported."""

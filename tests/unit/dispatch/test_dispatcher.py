@@ -163,10 +163,10 @@ def test_observed_nonsense_teaches_nothing() -> None:
     node = bed.node("a")
     reservation = bed.reserve(session=b"s", prompt_bytes=100)
     learned = bed.dispatcher.resolve(MODEL)[0].learned
-    before = (learned.bytes_per_token, learned.session_share, node.trust)
+    before = (learned.bytes_per_token, tuple(learned.session_shares), node.trust)
     for prompt, cached in ((0, 0), (-5, 0), (10, 11), (10, -1)):
         bed.dispatcher.observe(reservation, prompt, cached)
-    assert before == (learned.bytes_per_token, learned.session_share, node.trust)
+    assert before == (learned.bytes_per_token, tuple(learned.session_shares), node.trust)
     bed.dispatcher.remove_node("a")
     bed.dispatcher.observe(reservation, 10, 5)
 
@@ -178,8 +178,26 @@ def test_share_of_a_session_found_by_the_ring_alone_is_learned() -> None:
         reservation = bed.reserve(session=b"first-turn-%d" % i, prompt_tokens=100)
         bed.dispatcher.observe(reservation, 100, 0)
         reservation.end()
-    assert bed.dispatcher.resolve(MODEL)[0].learned.session_share < 0.02
+    assert bed.dispatcher.resolve(MODEL)[0].learned.session_share(100) < 0.02
     assert bed.reserve(session=b"another", prompt_tokens=100).prompt_tokens >= 98
+
+
+def test_long_prompts_of_a_session_are_expected_on_the_ring_although_first_turns_are_not() -> None:
+    bed = Bed()
+    bed.nodes(2)
+    for i in range(100):
+        first, later = (
+            bed.reserve(session=b"a%d" % i, prompt_tokens=100),
+            bed.reserve(session=b"b%d" % i, prompt_tokens=3000),
+        )
+        bed.dispatcher.observe(first, 100, 0)
+        bed.dispatcher.observe(later, 3000, 2900)
+        first.end()
+        later.end()
+    learned = bed.dispatcher.resolve(MODEL)[0].learned
+    assert learned.session_share(100) < 0.02 and learned.session_share(3000) > 0.9
+    # And at lengths that nobody has asked for, who knows.
+    assert learned.session_share(50_000) == 0.5 and learned.session_share(1 << 40) == 0.5
 
 
 def test_a_refused_request_s_prefix_is_not_expected_there() -> None:

@@ -154,9 +154,9 @@ def test_terms_sum_to_the_cost_by_which_the_node_is_chosen(
         total = sum(getattr(terms, name) for name in TERMS)
         node: Any = bed.dispatcher.node(terms.node_id)
         need = node.need(prompt + 60)
-        alike = int(need * pool_of.unseen.alike) if hidden else need
+        more = need + pool_of.unseen.beside(prompt + 60) if hidden else need
         uncached = terms.prompt_seconds / terms.prompt_weight / node.inv_rate
-        assert total == pytest.approx(cost.score(node, alike, uncached, bed.clock.now))
+        assert total == pytest.approx(cost.score(node, more, uncached, bed.clock.now))
         assert math.isinf(terms.cost_seconds) or terms.cost_seconds == pytest.approx(total)
         assert terms.pending_tokens <= terms.queued_tokens
 

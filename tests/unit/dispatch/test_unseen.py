@@ -93,3 +93,21 @@ def test_routers_that_do_not_talk_spread_over_the_idle_nodes(routers: int, least
         homes[reservation.node.id] += 1
         reservation.end()
     assert least <= len(homes) <= most
+
+
+def test_what_others_may_put_beside_ours_is_of_the_usual_size_and_no_larger_than_ours() -> None:
+    bed = Bed()
+    assert others_of(bed, 80) > 6
+    unseen = bed.dispatcher.resolve("m")[0].unseen
+    for _ in range(400):
+        bed.reserve(prompt_tokens=40, max_new_tokens=60).end()
+    assert unseen.usual_total == pytest.approx(100, abs=5)
+    assert unseen.beside(50) == int(1.5 * 50)
+    assert unseen.beside(8000) == pytest.approx(1.5 * 100, abs=8)
+
+
+def test_a_router_alone_leaves_no_room_beside() -> None:
+    bed = Bed()
+    assert others_of(bed, 10) < FROM_OTHERS
+    bed.reserve(prompt_tokens=40, max_new_tokens=60)
+    assert bed.dispatcher.resolve("m")[0].unseen.beside(8000) <= 0.3 * 160
