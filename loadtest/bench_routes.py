@@ -80,7 +80,7 @@ def lookup() -> None:
         made = Matcher({rule.name: Conditions(rule) for rule in rules})
         built = time.perf_counter() - began
         began = time.perf_counter()
-        Matcher({**made.rules, rules[0].name: Conditions(rules[0])}, made)
+        Matcher({**made.rules, rules[0].name: Conditions(rules[0])}, made, [rules[0].name])
         changed = time.perf_counter() - began
         asked = (
             [Facts(f"model-{i}") for i in range(0, count, 4)],
