@@ -48,7 +48,7 @@ def overdue(account: Account, ask: Ask, moved: int, held_up: bool, now: float) -
     if not moved and now >= account.first_by:
         limit = account.core.settings.first_token
         return _expired(account, "first_token", limit, f"sent no first token within {limit:g} s", not moved)
-    if moved and account.first_by:
+    if moved and account.first_by and account.core.settings.between_tokens:
         if moved != account.seen or held_up:
             account.seen = moved
             account.idle = 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from router_node.routes.live import LiveTable
 
 # A node in one of these states serves, or will again in a moment: its model can be asked for.
-_SERVING: Final = frozenset(("ready", "closed"))
+_SERVING: Final = frozenset(("ready", "closed", "ejected"))
 _MAX_REMEMBERED: Final = 1024
 _MAX_NAMED: Final = 1000  # names of rules that are listed
 

@@ -111,3 +111,10 @@ def test_names_that_only_rules_know_are_listed_as_aliases_of_what_they_lead_to()
     assert [card["id"] for card in json.loads(routes.models_json())["data"]] == ["large", "auto"]
     routes.swap(None)
     assert list(routes.models()[0].aliases) == []
+
+
+def test_a_model_whose_node_rests_is_still_listed() -> None:
+    dispatcher, routes = table()
+    add(dispatcher, "n1", "m")
+    dispatcher.nodes()[0].health.ejected = True
+    assert [model.name for model in routes.models()] == ["m"]
