@@ -35,8 +35,8 @@ MODULES: Final = (
     *(f"shared/net/{name}.py" for name in (
         "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",
         "gather", "grpc_wire", "http1", "http1_exchange", "http1_known", "http1_llhttp", "http1_parser", "http1_queue",
-        "http1_response", "http2_exchange", "metered", "ngh2_engine", "outflow", "server", "splice", "stream", "turns",
-        "uploads", "vitals",
+        "http1_response", "http1_waits", "http2_exchange", "metered", "ngh2_engine", "outflow", "server", "splice",
+        "stream", "turns", "uploads", "vitals",
     )),
 )  # fmt: skip
 """What is compiled, by paths below ``ROOT``."""

@@ -1,7 +1,7 @@
 """An HTTP/1.1 client's connection: requests in, answers out, in order, with back-pressure both ways.
 
 One answer runs at a time; requests that a client sends ahead wait for their turn, a few of them parsed, the rest in
-the socket. Nothing is read while more waits here than fits. One timer serves all the time limits of a connection.
+the socket. Nothing is read while more waits here than fits.
 """
 
 from __future__ import annotations
@@ -10,30 +10,21 @@ import asyncio
 from collections.abc import Callable
 from logging import ERROR
 from time import perf_counter
-from typing import Final, cast
+from typing import cast
 
 from shared import logging
 from shared.errors import LayaError
 from shared.net.address import peer_name, tear
 from shared.net.api import HttpHandler
-from shared.net.deadline import Deadline
 from shared.net.flusher import Flusher
 from shared.net.http1_exchange import Http1Exchange
 from shared.net.http1_known import KnownHeads
 from shared.net.http1_queue import RequestQueue
-from shared.net.http1_response import CONTINUE, HttpDate, last_answer
+from shared.net.http1_response import HttpDate, last_answer
+from shared.net.http1_waits import Waits
 from shared.net.settings import NetSettings
 from shared.net.turns import TURN
-from shared.net.uploads import Uploads, crowded_error, late_head_error, stalled_error
-
-# What is waited for. A body is waited for in ``uploads``, all others by the timer.
-_NOTHING: Final = 0
-_IDLE: Final = 1
-_HEAD: Final = 2
-_BODY: Final = 3
-_STALL: Final = 4
-_CLOSE: Final = 5
-_LINGER: Final = 6
+from shared.net.uploads import Uploads, crowded_error, stalled_error
 
 _log = logging.get("http1")
 
@@ -46,21 +37,19 @@ class Http1Protocol:
 
     __slots__ = (
         "_current",
-        "_deadline",
         "_ending",
         "_handler",
-        "_left",
         "_on_close",
         "_out",
         "_owed",
         "_paused",
-        "_phase",
         "_queue",
         "_reading",
         "_running",
         "_settings",
         "_transport",
         "_uploads",
+        "_waits",
         "date",
         "draining",
         "flusher",
@@ -88,15 +77,14 @@ class Http1Protocol:
         self._settings = settings
         self._uploads = uploads
         self._on_close = on_close
-        self._deadline = Deadline(flusher.loop, self._expired)
         self._queue = RequestQueue(self, settings, uploads, heads)
+        self._waits = Waits(self, settings, uploads, self._queue.parser)
         self._transport: asyncio.Transport | None = None
         self._current: Http1Exchange | None = None
         self._out: list[bytes] = []
-        self._owed = self._left = 0
+        self._owed = 0
         self._paused = self._running = self._ending = False
         self._reading = True
-        self._phase = _NOTHING
 
     @property
     def protocol(self) -> asyncio.Protocol:
@@ -105,11 +93,11 @@ class Http1Protocol:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is open."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = self._waits.transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._settings.write_high)
         self.peer = peer_name(transport)
         self.flusher.counters.connections_accepted += 1
-        self._wait()
+        self._waits.request(False)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
@@ -136,14 +124,13 @@ class Http1Protocol:
         """The client is gone: nobody waits for answers that are not complete. The transport closes by itself."""
         self._ending = True
         self._abandon()
-        self._watch(_CLOSE, self._settings.close_timeout)
+        self._waits.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport is closed."""
         self._ending = True
         self._transport = None
-        self._phase = _NOTHING
-        self._deadline.stop()
+        self._waits.stop()
         self._abandon()
         self._out.clear()
         self._queue.release()
@@ -154,14 +141,12 @@ class Http1Protocol:
     def pause_writing(self) -> None:
         """The client takes less than we send."""
         self._paused = True
-        if self._phase in (_NOTHING, _IDLE):
-            self._watch(_STALL, self._settings.stall_timeout)
+        self._waits.room()
 
     def resume_writing(self) -> None:
         """The client has taken most of what was sent."""
         self._paused = False
-        if self._phase == _STALL:
-            self._phase = _NOTHING
+        self._waits.has_room()
         self._go_on()
 
     def flush(self) -> None:
@@ -275,8 +260,8 @@ class Http1Protocol:
                     break
         finally:
             self._running = False
-        if self._current is None:
-            self._wait()
+        if self._current is None and not self._ending:
+            self._waits.request(self._paused)
         if not (self._reading or queue.full):
             self._read(True)
 
@@ -298,9 +283,7 @@ class Http1Protocol:
 
     def _dispatch(self, exchange: Http1Exchange) -> None:
         self._current = exchange
-        if self._phase == _BODY:
-            self._uploads.end(self)
-        self._phase = _NOTHING
+        self._waits.nothing()
         try:
             self._handler(exchange)
         except Exception:
@@ -312,7 +295,7 @@ class Http1Protocol:
         self.date.refresh()
         self.emit(last_answer(error, self.date.line))
         self._ending = True
-        self._watch(_LINGER, self._settings.close_timeout)
+        self._waits.linger()
         self.flush()
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
@@ -347,9 +330,9 @@ class Http1Protocol:
             logging.event(_log, ERROR, "http_owner_failed", exc_info=True)
 
     def _shut(self) -> None:
-        if self._transport is not None and self._phase not in (_CLOSE, _LINGER):
+        if self._transport is not None and not self._waits.closing:
             self._transport.close()
-            self._watch(_CLOSE, self._settings.close_timeout)
+            self._waits.close()
 
     def _read(self, on: bool) -> None:
         transport = self._transport
@@ -359,66 +342,15 @@ class Http1Protocol:
 
     def stalled(self) -> None:
         """The body did not go on in time."""
-        self._give_up("http_body_timeout", stalled_error())
+        self.give_up("http_body_timeout", stalled_error())
 
     def crowded_out(self) -> None:
         """All bodies together are too much, and this is the largest."""
-        self._give_up("http_crowded_out", crowded_error())
+        self.give_up("http_crowded_out", crowded_error())
 
-    def _give_up(self, reason: str, error: LayaError) -> None:
-        """Refuse the request that is arriving."""
+    def give_up(self, reason: str, error: LayaError) -> None:
+        """Refuse the request that is arriving; ``reason`` is counted."""
         self.flusher.counters.count(reason)
-        self._phase = _NOTHING
+        self._waits.nothing()
         self._queue.give_up(error)
         self._run()
-
-    def _wait(self) -> None:
-        """No answer is running: wait for the client, for as long as its next step may take."""
-        if self._ending:
-            return
-        settings = self._settings
-        parser = self._queue.parser
-        if self._paused:
-            if self._phase != _STALL:
-                self._watch(_STALL, settings.stall_timeout)
-        elif parser.idle:
-            if settings.idle_timeout and self._phase != _IDLE:
-                self._watch(_IDLE, settings.idle_timeout)
-        elif parser.in_head:
-            if self._phase != _HEAD:
-                self._watch(_HEAD, settings.header_timeout)
-        else:
-            if parser.expecting:
-                parser.continued()
-                self.emit(CONTINUE)
-            self._phase = _BODY
-            self._uploads.progress(self, parser.held)
-
-    def _watch(self, phase: int, seconds: float) -> None:
-        if self._phase == _BODY:
-            self._uploads.end(self)
-        self._phase = phase
-        if phase in (_STALL, _CLOSE) and self._transport is not None:
-            self._left = self._transport.get_write_buffer_size()
-        self._deadline.set(seconds)
-
-    def _expired(self) -> None:
-        phase = self._phase
-        transport = self._transport
-        if phase in (_NOTHING, _BODY) or transport is None:
-            return
-        self._phase = _NOTHING
-        settings, count = self._settings, self.flusher.counters.count
-        if phase == _IDLE:
-            count("http_idle")
-            self.end()
-        elif phase == _HEAD:
-            self._give_up("http_header_timeout", late_head_error(settings.header_timeout))
-        elif phase == _LINGER:
-            transport.close()
-            self._watch(_CLOSE, settings.close_timeout)
-        elif transport.get_write_buffer_size() < self._left:
-            self._watch(phase, settings.stall_timeout if phase == _STALL else settings.close_timeout)
-        else:
-            count("http_write_stalled")
-            self.close()

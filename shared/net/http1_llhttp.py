@@ -356,13 +356,10 @@ class Llhttp:
     def on_message_complete(self) -> None:
         """The request is whole, unless llhttp takes its body for another protocol's bytes."""
         if not (self._upgrade and (self._chunked or self._length)):
-            self._complete()
+            self.on_body_complete()
 
     def on_body_complete(self) -> None:
-        """The body of a request that asked for another protocol is whole."""
-        self._complete()
-
-    def _complete(self) -> None:
+        """The body is whole, also of a request that asked for another protocol."""
         body = whole(self._body)
         self._body = []
         head, self._head = self._head, None
