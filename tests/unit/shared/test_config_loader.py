@@ -138,3 +138,25 @@ def test_a_secret_file_that_cannot_be_used_is_named(
         load(None, environ={"LAYA_SERVER__CLUSTER_TOKEN_FILE": str(secret), **more})
     assert "LAYA_SERVER__CLUSTER_TOKEN_FILE" in str(caught.value)
     assert why in str(caught.value)
+
+
+def test_the_token_for_consul_is_not_shown() -> None:
+    overrides = {"server.consul.address": "http://127.0.0.1:8500", "server.consul.token": "s3cret"}
+    text = to_yaml(load(None, environ={}, overrides=overrides))
+    assert "s3cret" not in text and "http://127.0.0.1:8500" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("server.consul.address", "127.0.0.1:8500"),
+        ("server.consul.wait", 0),
+        ("router.routes.watch", True),
+        ("router.routes.reconcile_interval", 0),
+        ("router.dns", [{"name": "", "port": 1}]),
+        ("router.dns", [{"name": "x", "port": 70000}]),
+    ],
+)
+def test_settings_of_routes_and_discovery_must_make_sense(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key.rpartition(".")[0] if key != "router.dns" else "router.dns"):
+        load(None, environ={}, overrides={key: value})
