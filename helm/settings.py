@@ -12,7 +12,7 @@ from shared.config.reference import comments
 # What the chart sets itself, from keys of its own.
 _SERVER = {"host", "port", "log_level", "log_format", "access_log", "cluster", "cluster_token", "redis", "keys_file"}
 _OWN = {
-    "server": _SERVER | {"insecure", "drain_timeout", "tls", "consul"},
+    "server": _SERVER | {"insecure", "drain_timeout", "drain_delay", "tls", "consul"},
     "router": {"admin_host", "admin_port", "node_tls", "dns"},
     "inference": {"host", "port", "advertise", "node_id", "engine", "model", "revision", "engine_args"},
 }
