@@ -152,24 +152,28 @@ class PinStore:
                 raise TimeoutError("no replica has confirmed the sessions in time")
 
     async def _promises(self, client: Redis) -> int:
-        """How many replicas there are; notes what the store does not do for the mode."""
-        async with asyncio.timeout(self._op_timeout * 2):
-            info: Any = await client.info("replication")
-            with contextlib.suppress(Exception):  # a user without the right to ask
+        """How many replicas there are; notes what the store does not do for the mode, or does not let us see."""
+        from redis.exceptions import ResponseError
+
+        try:
+            async with asyncio.timeout(self._op_timeout * 2):
+                info: Any = await client.info("replication")
                 found: Any = await client.config_get("append*")
-                settings = {_text(name): _text(value) for name, value in found.items()}
-                kept = settings.get("appendonly") == "yes" and settings.get("appendfsync") == "always"
-                self.trouble = (
-                    ""
-                    if kept
-                    else (
-                        "sessions are not durable: the store needs appendonly yes and appendfsync always"
-                        " (router.mode: persistent)"
-                    )
-                )
-                if self.trouble:
-                    event(log, logging.WARNING, "sessions_not_durable", detail=self.trouble)
+        except ResponseError:  # a user without the right to ask
+            self._warn("whether sessions are durable is not known: the store's user may not call INFO and CONFIG GET")
+            return 0
+        settings = {_text(name): _text(value) for name, value in found.items()}
+        if settings.get("appendonly") == "yes" and settings.get("appendfsync") == "always":
+            self.trouble = ""
+        else:
+            self._warn("sessions are not durable: the store needs appendonly yes and appendfsync always")
         return int(info.get("connected_slaves", 0))
+
+    def _warn(self, trouble: str) -> None:
+        trouble += " (router.mode: persistent)"
+        if trouble != self.trouble:
+            event(log, logging.WARNING, "sessions_not_durable", detail=trouble)
+        self.trouble = trouble
 
     # Following
 

@@ -13,6 +13,7 @@ from router_node.sessions import store as module
 from router_node.sessions.pins import Pin
 from router_node.sessions.store import PinStore
 from tests.support.ports import until
+from tests.support.routes import Sites, rule
 from tests.support.valkey import Valkey
 
 pytestmark = pytest.mark.integration
@@ -143,3 +144,25 @@ async def test_acknowledged_pins_survive_a_killed_store() -> None:
     finally:
         await asyncio.gather(*(store.close() for store in world.stores))
         valkey.close()
+
+
+async def test_a_user_with_few_rights_is_enough(world: World) -> None:
+    redis = Redis.from_url(world.valkey.url)
+    rights = ["+@read", "+@write", "+@scripting", "+@connection", "+@transaction", "+wait", "+time"]
+    await redis.execute_command("ACL", "SETUSER", "router", "on", ">pw", "resetkeys", "~laya:*", "-@all", *rights)
+    await redis.aclose()
+    url = world.valkey.url.replace("redis://", "redis://router:pw@")
+    heard: list[Pin] = []
+    one = PinStore(url, "c", "one", heard.extend, limit=100, durable=True, op_timeout=0.5)
+    world.stores.append(one)
+    await one.start()
+    one.offer(Pin(1, "a", 1))
+    await until(lambda: one.acknowledged == 1, "written")
+    assert "is not known" in one.trouble
+    sites = Sites(url)
+    try:
+        site = await sites.one()
+        await site.put(rule("a"))
+        await site.shows("a")
+    finally:
+        await sites.close()
