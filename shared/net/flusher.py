@@ -21,7 +21,7 @@ from shared.net.counters import NetCounters
 _ROUNDS = 32
 
 
-_FEW = 8  # batches that may wait for one another
+_FEW = 16  # batches that may wait for one another
 
 
 class Flushable(Protocol):

@@ -148,14 +148,14 @@ def test_few_batches_are_deferred_before_all_is_flushed():
     order: list[str] = []
     node = Conn("node", order)
     flushed_after = []
-    for i in range(20):
+    for i in range(40):
         assert flusher.enter()
         if not node.touched:
             flusher.touch(node)
         flusher.defer(Conn("own", order))
         if order.count("node") > len(flushed_after):
             flushed_after.append(i + 1)
-    assert flushed_after == [8, 16]
+    assert flushed_after == [16, 32]
     loop.run()
     assert order.count("node") == 3
 
