@@ -15,7 +15,7 @@ import pytest
 from tests.support import tools
 from tests.support.docker import Engine
 from tests.support.hosts import Host, hosts
-from tests.support.images import PYTHON_IMAGE, valkey
+from tests.support.images import PYTHON_IMAGE, build, torch_index, valkey
 from tests.support.processes import ROOT, fetch
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for the images
@@ -91,6 +91,22 @@ def test_a_container_on_a_read_only_root_gets_healthy_and_stops_when_told(built:
         assert "node_stopped" in log.stdout + log.stderr
     finally:
         built.run("rm", "-f", name)
+
+
+def test_the_image_for_cpus_has_an_engine_and_no_compiler(built: Engine) -> None:
+    tag = "laya/node:0.1.0-cpu"
+    with torch_index() as url:
+        build(built, "inference_node/Dockerfile", tag, "--target", "cpu", "--build-arg", f"EXTRA_INDEX={url}")
+    script = (
+        "command -v hf && python -c 'import torch, transformers; print(torch.__version__)' && ! command -v gcc cc g++"
+    )
+    said = built.run("run", "--rm", "--network", "none", "--entrypoint", "sh", tag, "-c", script, timeout=120)
+    assert said.splitlines()[0] == "/opt/laya/bin/hf"
+    assert said.splitlines()[1].endswith("+cpu")
+    # The engine is found, and the model is looked for: with no network and no such folder that ends at once.
+    done = built.try_(["run", "--rm", "--network", "none", tag, "--model", "/models/not-there"], 60)
+    assert done.returncode == 2
+    assert "/models/not-there" in done.stderr
 
 
 @pytest.fixture(scope="module")
