@@ -88,8 +88,10 @@ async def _jump(site: Site) -> None:
 
 async def _oversize(site: Site) -> None:
     """A node may take little more memory than it has, and prompts come that are as long as any may be."""
-    await asyncio.to_thread(limits.limit_memory, _pid(site.nodes[2]), 6 << 20)
+    pid = _pid(site.nodes[2])
+    await asyncio.to_thread(limits.limit_memory, pid, 1 << 20)
     await asyncio.gather(*(_long_prompt(site.addresses[i % 2]) for i in range(24)))
+    assert limits.memory_reached(pid), "the node never reached its memory limit"
 
 
 async def _long_prompt(router: str) -> None:

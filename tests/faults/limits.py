@@ -159,6 +159,11 @@ def limit_memory(pid: int, more: int) -> None:
     (group / "cgroup.procs").write_text(str(pid))
 
 
+def memory_reached(pid: int) -> bool:
+    """Whether a process that was limited has come to its limit."""
+    return int((_MEMORY / f"laya-faults-{pid}" / "memory.failcnt").read_text()) > 0
+
+
 def release_memory(pid: int) -> None:
     """No limit any more, for it or for what is left of one that was killed."""
     group = _MEMORY / f"laya-faults-{pid}"

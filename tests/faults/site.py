@@ -187,9 +187,9 @@ class Site:
         self.disk.free()
         self.clock.set(0)
         for member in self.members:
-            if member.proc is not None and member.runs:
+            if member.proc is not None:
                 limits.allow_files(member.proc.popen.pid)
-                limits.release_memory(member.proc.popen.pid)
+                limits.release_memory(member.proc.popen.pid)  # of one that was killed too: its group is left
         for server in (*self.store.servers, *self.store.sentinels):
             if server.process is None:
                 server.start()
