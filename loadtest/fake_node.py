@@ -37,6 +37,8 @@ from shared.version import PROTOCOL, __version__
 CAPACITY = 1 << 30  # tokens: never the limit, so that only the router is measured
 BLOCK = 16
 _HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+_UNIMPLEMENTED: Headers = [*_HEAD, (b"grpc-status", b"12")]
+_WATCH = b"/laya.v1.Node/Watch"
 _OK: Headers = [(b"grpc-status", b"0")]
 _REPORT_EVERY = 0.05  # seconds; a real node's fastest
 
@@ -97,7 +99,10 @@ class FakeNode:
                 dispatch = value
         method = path.rpartition(b"/")[2]
         if method == b"Watch":
-            return Watch(self, stream)
+            if path == _WATCH:
+                return Watch(self, stream)
+            stream.respond(_UNIMPLEMENTED, True)  # a health watch: it has no such service
+            return None
         call = Call(self, stream, method)
         if dispatch:
             self._count(dispatch.decode("ascii", "replace"))

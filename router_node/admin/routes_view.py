@@ -55,7 +55,6 @@ class RoutesView:
             puts = [from_json(raw.encode()) for raw in request.put_json]
         except RouteError as error:
             raise invalid(f"Nothing was changed: {error}.", "put_json", "ROUTE_INVALID") from None
-        before = self._manager.book
         made = await self._desk.change(
             puts,
             [Remove(name) for name in request.remove],
@@ -65,18 +64,17 @@ class RoutesView:
             expected=request.expected if request.HasField("expected") else -1,
             dry=request.dry_run,
         )
-        return _made(before, made)
+        return pb.ChangeRoutesResponse(version=_version(made.book), edits=_made(made), warnings=made.warnings)
 
-    async def roll_back(self, request: pb.RollBackRoutesRequest) -> pb.ChangeRoutesResponse:
+    async def roll_back(self, request: pb.RollBackRoutesRequest) -> pb.RollBackRoutesResponse:
         """Go back. Raises LayaError."""
-        before = self._manager.book
         made = await self._desk.roll_back(
             request.number,
             author=request.author,
             expected=request.expected if request.HasField("expected") else -1,
             dry=request.dry_run,
         )
-        return _made(before, made)
+        return pb.RollBackRoutesResponse(version=_version(made.book), edits=_made(made), warnings=made.warnings)
 
     def history(self, request: pb.RouteHistoryRequest) -> pb.RouteHistoryResponse:
         """The changes that are remembered."""
@@ -156,13 +154,9 @@ def _version(book: Book) -> pb.RoutesVersion:
     return pb.RoutesVersion(lineage=book.lineage, number=book.number, digest=book.digest)
 
 
-def _made(before: Book, made: Outcome) -> pb.ChangeRoutesResponse:
+def _made(made: Outcome) -> list[pb.RouteEdit]:
     change: Change | None = made.change
-    return pb.ChangeRoutesResponse(
-        version=_version(made.book),
-        edits=_edits(change.ops, change.undo) if change is not None else [],
-        warnings=made.warnings,
-    )
+    return _edits(change.ops, change.undo) if change is not None else []
 
 
 def _edits(ops: Sequence[Op], undo: Sequence[Op]) -> list[pb.RouteEdit]:

@@ -177,7 +177,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def RollBackRoutes(
         self, request: admin_pb2.RollBackRoutesRequest, context: _Context
-    ) -> admin_pb2.ChangeRoutesResponse:
+    ) -> admin_pb2.RollBackRoutesResponse:
         return await _answer(context, lambda: self._routes.roll_back(request))
 
     async def RouteHistory(

@@ -65,18 +65,18 @@ def rollback(version: int, admin: str | None, author: str | None, expect: int | 
 
 async def _change(
     where: str, kind: str, method: str, author: str | None, wish: dict[str, Any]
-) -> pb.ChangeRoutesResponse:
+) -> pb.ChangeRoutesResponse | pb.RollBackRoutesResponse:
     from shared.cli.admin_call import admin_call
     from shared.pb.laya.v1 import admin_pb2
 
     request = getattr(admin_pb2, kind)(
         author=author or _me(), **{key: value for key, value in wish.items() if value is not None}
     )
-    answer: pb.ChangeRoutesResponse = await admin_call(where, method, request)
+    answer: pb.ChangeRoutesResponse | pb.RollBackRoutesResponse = await admin_call(where, method, request)
     return answer
 
 
-def _tell(answer: pb.ChangeRoutesResponse, dry: bool) -> None:
+def _tell(answer: pb.ChangeRoutesResponse | pb.RollBackRoutesResponse, dry: bool) -> None:
     before, after = routes_text.of_edits(answer.edits)
     for line in routes_text.differences(before, after, ("old", "new")):
         click.echo(line)

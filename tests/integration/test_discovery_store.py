@@ -29,7 +29,7 @@ async def world() -> AsyncIterator[NodeWorld]:
 async def test_a_registered_node_is_found_and_used(world: NodeWorld, valkey: Valkey) -> None:
     node = await world.node()
     side = await world.router("--redis", valkey.url)
-    assert refused(side).code is Code.NOT_FOUND
+    assert refused(side).code is Code.UNAVAILABLE
     await register(valkey, "n1", node.address)
     await until(is_ready(side, "n1"), "the node is ready")
     assert ask(side).node.id == "n1"

@@ -17,6 +17,7 @@ from shared.net.settings import NetSettings
 from shared.pb.laya.v1 import node_pb2
 from shared.version import PROTOCOL, __version__
 
+HEALTH_WATCH = b"/grpc.health.v1.Health/Watch"
 HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 OK: Headers = [(b"grpc-status", b"0")]
 CAPACITY = 1 << 20
@@ -57,8 +58,11 @@ class RogueNode:
     def _no_http(self, exchange: HttpExchange) -> None:
         exchange.respond(404, [], b"")
 
-    def _accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink:
+    def _accept(self, stream: ServerStream, headers: Headers, end: bool) -> ServerSink | None:
         assert isinstance(stream, H2ServerStream)
+        if (b":path", HEALTH_WATCH) in headers:  # it has no such service, as a node need not
+            stream.respond([*HEAD, (b"grpc-status", b"12")], end=True)
+            return None
         return RogueCall(self, stream, dict(headers))
 
     def describe(self) -> bytes:

@@ -276,6 +276,16 @@ class RollBackRoutesRequest(_message.Message):
     dry_run: bool
     def __init__(self, number: _Optional[int] = ..., expected: _Optional[int] = ..., author: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
+class RollBackRoutesResponse(_message.Message):
+    __slots__ = ("version", "edits", "warnings")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EDITS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    version: RoutesVersion
+    edits: _containers.RepeatedCompositeFieldContainer[RouteEdit]
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[_Union[RoutesVersion, _Mapping]] = ..., edits: _Optional[_Iterable[_Union[RouteEdit, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class RouteHistoryRequest(_message.Message):
     __slots__ = ("limit",)
     LIMIT_FIELD_NUMBER: _ClassVar[int]

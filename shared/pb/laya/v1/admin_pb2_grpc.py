@@ -73,7 +73,7 @@ class AdminStub:
         self.RollBackRoutes = channel.unary_unary(
                 '/laya.v1.Admin/RollBackRoutes',
                 request_serializer=laya_dot_v1_dot_admin__pb2.RollBackRoutesRequest.SerializeToString,
-                response_deserializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.FromString,
+                response_deserializer=laya_dot_v1_dot_admin__pb2.RollBackRoutesResponse.FromString,
                 _registered_method=True)
         self.RouteHistory = channel.unary_unary(
                 '/laya.v1.Admin/RouteHistory',
@@ -190,7 +190,7 @@ def add_AdminServicer_to_server(servicer, server):
             'RollBackRoutes': grpc.unary_unary_rpc_method_handler(
                     servicer.RollBackRoutes,
                     request_deserializer=laya_dot_v1_dot_admin__pb2.RollBackRoutesRequest.FromString,
-                    response_serializer=laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.SerializeToString,
+                    response_serializer=laya_dot_v1_dot_admin__pb2.RollBackRoutesResponse.SerializeToString,
             ),
             'RouteHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.RouteHistory,
@@ -414,7 +414,7 @@ class Admin:
             target,
             '/laya.v1.Admin/RollBackRoutes',
             laya_dot_v1_dot_admin__pb2.RollBackRoutesRequest.SerializeToString,
-            laya_dot_v1_dot_admin__pb2.ChangeRoutesResponse.FromString,
+            laya_dot_v1_dot_admin__pb2.RollBackRoutesResponse.FromString,
             options,
             channel_credentials,
             insecure,
