@@ -12,7 +12,6 @@ import asyncio
 import random
 import statistics
 import time
-from dataclasses import replace
 from typing import Any, cast
 
 import uvloop
@@ -130,7 +129,7 @@ class Bench:
             table=RouteTable(dispatcher),
             metrics=RouterMetrics(),
             access_log=None,
-            settings=replace(RelaySettings()),
+            settings=RelaySettings(),
             loop=loop,
         )
         flusher = Flusher(loop)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadtest.raw_wire import ClientConnection, ClientStream
+from loadtest.raw_wire import ClientConnection, RawStream
 from shared.net.api import ClientSink, Headers
 from shared.net.grpc_wire import frame
 from shared.pb.laya.v1 import inference_pb2 as pb
@@ -141,14 +141,14 @@ class HopClient:
         """A unary request: its headers, and its framed message."""
         return self._to_complete, self._unary
 
-    def _open(self, stream: bool, sink: ClientSink) -> ClientStream | None:
+    def _open(self, stream: bool, sink: ClientSink) -> RawStream | None:
         if self._conn is None:
             return None
         if stream:
             return self._conn.open(self._to_generate, self._stream, sink)
         return self._conn.open(self._to_complete, self._unary, sink)
 
-    def open_stream(self, sink: ClientSink) -> ClientStream | None:
+    def open_stream(self, sink: ClientSink) -> RawStream | None:
         """Begin a streamed call whose messages go to ``sink``; None when the connection takes no stream now."""
         return self._open(True, sink)
 

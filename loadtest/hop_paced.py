@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadtest.canned import TAIL, stamps
 from loadtest.hop_client import HopClient, quantile
-from loadtest.raw_wire import ClientStream
+from loadtest.raw_wire import RawStream
 from loadtest.rig import cpu_seconds
 from shared.net.api import ClientSink, Headers
 
@@ -35,7 +35,7 @@ class Paced(ClientSink):
         self._rest = b""
         self.done = done
         self.status = b""
-        self.stream: ClientStream | None = None
+        self.stream: RawStream | None = None
 
     def on_response(self, headers: Headers, end: bool) -> None:
         """A trailers-only answer carries the status here."""

@@ -57,6 +57,11 @@ class RawConnection(asyncio.Protocol):
         """Nothing is written any more."""
         self.transport = None
 
+    def close(self) -> None:
+        """Hang up."""
+        if self.transport is not None:
+            self.transport.close()
+
     def pause_writing(self) -> None:
         """The socket is full: what there is to send stays in the engine."""
         self._paused = True
@@ -82,6 +87,66 @@ class RawConnection(asyncio.Protocol):
     def _flush_due(self) -> None:
         self._due = False
         self.flush()
+
+
+class RawStream:
+    """A call at either end: what ``shared.net.api`` asks of both of its streams."""
+
+    __slots__ = ("_conn", "_id")
+
+    def __init__(self, conn: RawConnection, stream_id: int) -> None:
+        self._conn = conn
+        self._id = stream_id
+
+    def send(self, data: bytes, end: bool = False) -> None:
+        """Bytes; dropped when the call is over."""
+        try:
+            self._conn.engine.send_data(self._id, data, end_stream=end)
+        except NGH2Error:
+            return
+        self._conn.later()
+
+    def trailers(self, headers: Headers) -> None:
+        """End our half."""
+        try:
+            self._conn.engine.send_trailers(self._id, headers)
+        except NGH2Error:
+            return
+        self._conn.later()
+
+    def reset(self, code: int) -> None:
+        """Abort the call."""
+        self._conn.engine.reset_stream(self._id, code)
+        self._conn.later()
+
+    def consumed(self, n: int) -> None:
+        """The engine has acknowledged them."""
+
+    @property
+    def queued(self) -> int:
+        """Bytes not yet taken by the peer."""
+        return self._conn.engine.queued_body_size(self._id)
+
+    @property
+    def closed(self) -> bool:
+        """True when nothing can be sent to anybody."""
+        return self._conn.transport is None
+
+
+class NodeStream(RawStream):
+    """A call at the node; see ``shared.net.api.ServerStream``."""
+
+    __slots__ = ()
+
+    def respond(self, headers: Headers, end: bool = False) -> None:
+        """Response headers."""
+        self._conn.engine.send_response(self._id, headers, end_stream=end)
+        self._conn.later()
+
+    @property
+    def peer(self) -> str:
+        """Not looked at."""
+        return ""
 
 
 class NodeConnection(RawConnection):
@@ -128,65 +193,6 @@ class NodeConnection(RawConnection):
         for sink in sinks.values():
             sink.on_closed(8)
 
-    def close(self) -> None:
-        """Hang up."""
-        if self.transport is not None:
-            self.transport.close()
-
-
-class NodeStream:
-    """A call at the node; see ``shared.net.api.ServerStream``."""
-
-    __slots__ = ("_conn", "_id")
-
-    def __init__(self, conn: NodeConnection, stream_id: int) -> None:
-        self._conn = conn
-        self._id = stream_id
-
-    def respond(self, headers: Headers, end: bool = False) -> None:
-        """Response headers."""
-        self._conn.engine.send_response(self._id, headers, end_stream=end)
-        self._conn.later()
-
-    def send(self, data: bytes, end: bool = False) -> None:
-        """Response bytes; dropped when the call is over."""
-        try:
-            self._conn.engine.send_data(self._id, data, end_stream=end)
-        except NGH2Error:
-            return
-        self._conn.later()
-
-    def trailers(self, headers: Headers) -> None:
-        """End the response."""
-        try:
-            self._conn.engine.send_trailers(self._id, headers)
-        except NGH2Error:
-            return
-        self._conn.later()
-
-    def reset(self, code: int) -> None:
-        """Abort the call."""
-        self._conn.engine.reset_stream(self._id, code)
-        self._conn.later()
-
-    def consumed(self, n: int) -> None:
-        """The engine has acknowledged them."""
-
-    @property
-    def queued(self) -> int:
-        """Bytes not yet taken by the peer."""
-        return self._conn.engine.queued_body_size(self._id)
-
-    @property
-    def peer(self) -> str:
-        """Not looked at."""
-        return ""
-
-    @property
-    def closed(self) -> bool:
-        """True when nothing can be sent to anybody."""
-        return self._conn.transport is None
-
 
 class ClientConnection(RawConnection):
     """The load client's side of one connection."""
@@ -196,7 +202,7 @@ class ClientConnection(RawConnection):
         self._sinks: dict[int, ClientSink] = {}
         self._calls: list[bytes] = []  # each in one piece, as clients in use write them: headers, then the message
 
-    def open(self, headers: Headers, body: bytes, sink: ClientSink) -> ClientStream | None:
+    def open(self, headers: Headers, body: bytes, sink: ClientSink) -> RawStream | None:
         """Begin a call with its whole request; None when the connection takes none."""
         if self.transport is None or len(self._sinks) >= MAX_STREAMS:
             return None
@@ -209,7 +215,7 @@ class ClientConnection(RawConnection):
             return None
         self._sinks[stream_id] = sink
         self.later()
-        return ClientStream(self, stream_id)
+        return RawStream(self, stream_id)
 
     def flush(self) -> None:
         """Write the calls that were begun, and what else there is."""
@@ -250,46 +256,3 @@ class ClientConnection(RawConnection):
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink.on_response_closed(8, False)
-
-    def close(self) -> None:
-        """Hang up."""
-        if self.transport is not None:
-            self.transport.close()
-
-
-class ClientStream:
-    """A call of the load client; see ``shared.net.api.ClientStream``."""
-
-    __slots__ = ("_conn", "_id")
-
-    def __init__(self, conn: ClientConnection, stream_id: int) -> None:
-        self._conn = conn
-        self._id = stream_id
-
-    def send(self, data: bytes, end: bool = False) -> None:
-        """Request bytes beyond the first."""
-        self._conn.engine.send_data(self._id, data, end_stream=end)
-        self._conn.later()
-
-    def trailers(self, headers: Headers) -> None:
-        """End the request with trailers."""
-        self._conn.engine.send_trailers(self._id, headers)
-        self._conn.later()
-
-    def reset(self, code: int) -> None:
-        """Give the call up."""
-        self._conn.engine.reset_stream(self._id, code)
-        self._conn.later()
-
-    def consumed(self, n: int) -> None:
-        """The engine has acknowledged them."""
-
-    @property
-    def queued(self) -> int:
-        """Bytes not yet taken by the peer."""
-        return self._conn.engine.queued_body_size(self._id)
-
-    @property
-    def closed(self) -> bool:
-        """True when the connection is gone."""
-        return self._conn.transport is None

@@ -8,7 +8,6 @@ that many routers do not ask at the same moment. A query that fails keeps the la
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -18,8 +17,9 @@ from router_node.discovery.address import AddressError, split_address
 from router_node.discovery.backoff import Backoff
 from router_node.discovery.base import Candidate, Publish, Snapshot, Source, SourceHealth
 from router_node.discovery.registration import valid_node_id
+from router_node.discovery.standing import Standing
 from shared.config.schema import ConsulConfig
-from shared.logging import event, get
+from shared.logging import get
 from shared.tasks import cancel_all
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class ConsulSource(Source):
 
     def __init__(self, config: ConsulConfig) -> None:
         self._config = config
-        self._health = SourceHealth(up=False, detail=f"Consul at {config.address} has not been asked yet")
+        unread = f"Consul at {config.address} has not been asked yet"
+        self._standing = Standing(log, "consul", unread, address=config.address, service=config.service)
         self._rejected: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
 
@@ -49,7 +50,7 @@ class ConsulSource(Source):
         await cancel_all([self._task])
 
     def health(self) -> SourceHealth:
-        return self._health
+        return self._standing.health
 
     def rejections(self) -> Mapping[str, int]:
         return self._rejected
@@ -69,7 +70,7 @@ class ConsulSource(Source):
                 continue
             index = newest if newest >= index else 0
             backoff.reset()
-            self._succeeded()
+            self._standing.succeeded()
             view = tuple(sorted(self._read(nodes), key=lambda candidate: candidate.address))
             if view != seen:
                 seen = view
@@ -102,14 +103,10 @@ class ConsulSource(Source):
 
     def _failed(self, error: BaseException) -> None:
         said = " ".join(str(error).split())[:200] or type(error).__name__
-        if self._health.up or self._health.detail.endswith("has not been asked yet"):
-            event(log, logging.WARNING, "consul_down", address=self._config.address, detail=said, effect="nodes stay")
-        self._health = SourceHealth(up=False, detail=f"Consul at {self._config.address} cannot be asked: {said}")
-
-    def _succeeded(self) -> None:
-        if not self._health.up:
-            event(log, logging.INFO, "consul_up", address=self._config.address, service=self._config.service)
-            self._health = SourceHealth(up=True)
+        address = self._config.address
+        self._standing.failed(
+            f"Consul at {address} cannot be asked: {said}", address=address, detail=said, effect="nodes stay"
+        )
 
 
 def _candidate(node: Any) -> Candidate | None:

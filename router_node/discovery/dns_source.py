@@ -8,15 +8,15 @@ does not answer, or says SERVFAIL, keeps the last view; a name that does not exi
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from router_node.discovery.backoff import Backoff
 from router_node.discovery.base import Candidate, Publish, Snapshot, Source, SourceHealth
+from router_node.discovery.standing import Standing
 from shared.config.schema import DnsConfig
-from shared.logging import event, get
+from shared.logging import get
 from shared.tasks import cancel_all
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class DnsSource(Source):
         self._config = config
         self._servers = servers
         self._server_port = server_port
-        self._health = SourceHealth(up=False, detail=f"{config.name} has not been looked up yet")
+        self._standing = Standing(log, "dns", f"{config.name} has not been looked up yet", name=config.name)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -48,7 +48,7 @@ class DnsSource(Source):
         await cancel_all([self._task])
 
     def health(self) -> SourceHealth:
-        return self._health
+        return self._standing.health
 
     def look_now(self) -> None:
         self._wake.set()
@@ -65,7 +65,7 @@ class DnsSource(Source):
                 await asyncio.sleep(backoff.next())
                 continue
             backoff.reset()
-            self._succeeded()
+            self._standing.succeeded()
             if view != seen:
                 seen = view
                 publish(view)
@@ -119,11 +119,5 @@ class DnsSource(Source):
 
     def _failed(self, error: BaseException) -> None:
         said = " ".join(str(error).split())[:200] or type(error).__name__
-        if self._health.up or self._health.detail.endswith("has not been looked up yet"):
-            event(log, logging.WARNING, "dns_down", name=self._config.name, detail=said, effect="known nodes stay")
-        self._health = SourceHealth(up=False, detail=f"{self._config.name} cannot be looked up: {said}")
-
-    def _succeeded(self) -> None:
-        if not self._health.up:
-            event(log, logging.INFO, "dns_up", name=self._config.name)
-            self._health = SourceHealth(up=True)
+        name = self._config.name
+        self._standing.failed(f"{name} cannot be looked up: {said}", name=name, detail=said, effect="known nodes stay")

@@ -22,6 +22,7 @@ from router_node.discovery.address import is_loopback, split_address
 from router_node.discovery.backoff import Backoff
 from router_node.discovery.base import Candidate, Publish, Snapshot, Source, SourceHealth
 from router_node.discovery.registration import RecordError, Registration
+from router_node.discovery.standing import Standing
 from shared.config.loader import redact_url
 from shared.logging import event, get
 from shared.store import connect
@@ -75,7 +76,8 @@ class RedisSource(Source):
         self._clock = clock
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._health = SourceHealth(up=False, detail=f"store {redact_url(url)} has not been read yet")
+        shown = redact_url(url)
+        self._standing = Standing(log, "store", f"store {shown} has not been read yet", store=shown)
         self._view: Snapshot | None = None
         self._told: set[tuple[str, str]] = set()
         self._gone_since: dict[str, float] = {}
@@ -92,7 +94,7 @@ class RedisSource(Source):
         await cancel_all(self._tasks)
 
     def health(self) -> SourceHealth:
-        return self._health
+        return self._standing.health
 
     def rejections(self) -> Mapping[str, int]:
         return self.rejected
@@ -120,7 +122,7 @@ class RedisSource(Source):
                     await asyncio.sleep(backoff.next())
                     continue
                 backoff.reset()
-                self._succeeded()
+                self._standing.succeeded()
                 await self._pause()
         finally:
             await _discard(client)
@@ -249,14 +251,7 @@ class RedisSource(Source):
 
     def _failed(self, error: BaseException) -> None:
         detail = f"store {redact_url(self._url)} cannot be read: {redact_url(str(error)) or type(error).__name__}"
-        if self._health.up or self._health.detail.endswith("has not been read yet"):
-            event(log, logging.WARNING, "store_down", detail=detail, effect="known nodes stay; it is tried again")
-        self._health = SourceHealth(up=False, detail=detail)
-
-    def _succeeded(self) -> None:
-        if not self._health.up:
-            event(log, logging.INFO, "store_up", store=redact_url(self._url))
-            self._health = SourceHealth(up=True)
+        self._standing.failed(detail, detail=detail, effect="known nodes stay; it is tried again")
 
 
 async def _discard(thing: Any) -> None:

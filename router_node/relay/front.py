@@ -10,7 +10,7 @@ from router_node.relay.fields import from_metadata
 from router_node.relay.headers import check_path, trailers_only
 from router_node.relay.heads import Head, Heads
 from router_node.relay.local import BridgeStream, ListModels
-from router_node.relay.methods import LIST_MODELS_PATH, METHODS, check_caps
+from router_node.relay.methods import LIST_MODELS_PATH, METHODS, Method, check_caps
 from router_node.relay.relay_stream import RelayStream
 from shared import headers as names
 from shared.errors import Code, LayaError, exhausted
@@ -47,29 +47,20 @@ class RelayFront:
         account = Account(core, "grpc", OTHER, stream.peer, since)
         relay: RelayStream | None = None
         try:
-            known = self._heads.find(stream.peer, headers)
-            fields = known.fields if known is not None else core.rules.check(headers)
+            head = self._heads.find(stream.peer, headers)
+            fields = head.fields if head is not None else core.rules.check(headers)
             asked = fields.get(names.REQUEST_ID)
             account.request_id = asked if asked is not None and sane_request_id(asked) else core.make_request_id()
             account.headers = fields
-            if known is not None:
-                account.method = known.method.label
-                account.caller = core.authorizer.authorize(fields.get(b"authorization"))
-                relay = RelayStream(stream, account, fields, known.forward, known.method, known.ask())
-                relay.begin(end, since)
-                return relay
-            method = METHODS.get(fields.get(b":path", b""))
+            method = head.method if head is not None else METHODS.get(fields.get(b":path", b""))
             if method is None:
                 check_path(fields.get(b":path", b""))
                 return self._other(stream, account, headers, fields, end)
             account.method = method.label
             account.caller = core.authorizer.authorize(fields.get(b"authorization"))
-            ask = from_metadata(fields)
-            if ask.max_new_tokens > self._most:
-                check_caps(ask, core.settings)
-            forward = core.rules.forward(headers, fields)
-            self._heads.keep(stream.peer, Head(headers, fields, method, forward, ask.copy()))
-            relay = RelayStream(stream, account, fields, forward, method, ask)
+            if head is None:
+                head = self._read(stream.peer, headers, fields, method)
+            relay = RelayStream(stream, account, fields, head.forward, method, head.ask())
             relay.begin(end, since)
             return relay
         except LayaError as error:
@@ -85,6 +76,16 @@ class RelayFront:
                 return relay
             self._refuse(stream, account, failure)
             return None
+
+    def _read(self, peer: str, headers: Headers, fields: dict[bytes, bytes], method: Method) -> Head:
+        """What a checked head asks for, kept for the client's next call. Raises LayaError."""
+        core = self._core
+        ask = from_metadata(fields)
+        if ask.max_new_tokens > self._most:
+            check_caps(ask, core.settings)
+        head = Head(headers, fields, method, core.rules.forward(headers, fields), ask)
+        self._heads.keep(peer, head)
+        return head
 
     def _other(
         self, stream: ServerStream, account: Account, headers: Headers, fields: dict[bytes, bytes], end: bool

@@ -12,9 +12,10 @@ from typing import Final
 from router_node.relay.fields import Fields
 from router_node.relay.methods import Method
 from shared.net.api import Headers
+from shared.net.fields import header_list_size
 
 MAX_PEERS: Final = 1024  # whose last heads are kept
-MAX_BYTES: Final = 2048  # of names and values; a larger head is read each time
+MAX_BYTES: Final = 2048  # of a head, as HTTP/2 counts them; a larger one is read each time
 
 
 class Head:
@@ -52,5 +53,5 @@ class Heads:
         last = self._last
         if peer not in last and len(last) >= MAX_PEERS:
             last.clear()
-        if sum(len(name) + len(value) for name, value in head.headers) <= MAX_BYTES:
+        if header_list_size(head.headers) <= MAX_BYTES:
             last[peer] = head
