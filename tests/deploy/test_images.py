@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,13 @@ from tests.support import tools
 from tests.support.docker import Engine
 from tests.support.hosts import Host, hosts
 from tests.support.images import PYTHON_IMAGE, build, torch_index, valkey
+from tests.support.ports import within
 from tests.support.processes import ROOT, fetch
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for the images
 
 ROUTER, NODE = "laya/router:0.1.0", "laya/node:0.1.0-sim"
 VALKEY = "laya-test/valkey:1"
-
-
-def within(seconds: float, condition: Callable[[], object], what: str) -> None:
-    """Until a condition holds; a refused connection is not yet."""
-    deadline = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(OSError):
-            if condition():
-                return
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("image", [ROUTER, NODE])

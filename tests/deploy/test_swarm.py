@@ -22,6 +22,7 @@ from tests.support import docker, tools
 from tests.support.docker import Engine
 from tests.support.hosts import Host, hosts
 from tests.support.images import valkey
+from tests.support.ports import within
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for the images
@@ -109,18 +110,6 @@ def nodes_seen(swarm: Swarm, number: int) -> int:
     return sum(n["state"] == "ready" for n in json.loads(out.stdout)) if out.returncode == 0 else 0
 
 
-def wait(condition: object, what: str, swarm: Swarm, limit: float) -> None:
-    """Until a condition holds; fails with the state of the swarm."""
-    assert callable(condition)
-    deadline = time.monotonic() + limit
-    while True:
-        with contextlib.suppress(OSError):
-            if condition():
-                return
-        assert time.monotonic() < deadline, f"not within {limit} s: {what}\n{swarm.state()}"
-        time.sleep(0.5)
-
-
 @pytest.fixture(scope="module")
 def swarm(built: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """The stack, deployed and ready on both hosts."""
@@ -141,8 +130,8 @@ def swarm(built: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         running = Swarm(places, engines, key, folder)
         running.deploy(VERSION)
         for i, address in enumerate(running.addresses):
-            wait(lambda a=address: ask_http(a, key, 5), f"tokens from {address}", running, 90)
-            wait(lambda i=i: nodes_seen(running, i) == 2, f"two nodes at router {i}", running, 60)
+            within(90, lambda a=address: ask_http(a, key, 5), f"tokens from {address}", running.state)
+            within(60, lambda i=i: nodes_seen(running, i) == 2, f"two nodes at router {i}", running.state)
         yield running
 
 
@@ -248,7 +237,7 @@ async def test_an_update_under_load_loses_nothing(swarm: Swarm) -> None:
     def update() -> None:
         swarm.deploy(NEXT)
         for service in ("router", "node"):
-            wait(lambda s=service: swarm.updated(s) == "completed", f"{service} is updated", swarm, 200)
+            within(200, lambda s=service: swarm.updated(s) == "completed", f"{service} is updated", swarm.state)
 
     load = Load(swarm)
     await load.run(asyncio.ensure_future(asyncio.to_thread(update)))
@@ -261,7 +250,7 @@ async def test_an_update_under_load_loses_nothing(swarm: Swarm) -> None:
 
 
 async def test_a_host_that_vanishes_takes_no_service_with_it(swarm: Swarm) -> None:
-    await asyncio.to_thread(wait, lambda: nodes_seen(swarm, 0) == 2, "two nodes", swarm, 60)
+    await asyncio.to_thread(within, 60, lambda: nodes_seen(swarm, 0) == 2, "two nodes", swarm.state)
     swarm.hosts[1].unplug()
     try:
         async with LayaClient(swarm.addresses[0], swarm.key) as client:
@@ -275,7 +264,9 @@ async def test_a_host_that_vanishes_takes_no_service_with_it(swarm: Swarm) -> No
         assert await asyncio.to_thread(ask_http, swarm.addresses[0], swarm.key)
     finally:
         swarm.hosts[1].plug()
-    await asyncio.to_thread(wait, lambda: ask_http(swarm.addresses[1], swarm.key, 5), "the host is back", swarm, 90)
+    await asyncio.to_thread(
+        within, 90, lambda: ask_http(swarm.addresses[1], swarm.key, 5), "the host is back", swarm.state
+    )
 
 
 def test_stack_files_are_sound() -> None:

@@ -26,11 +26,8 @@ READINESS = "laya.v1.Inference"
 
 @pytest.fixture
 async def world() -> AsyncIterator[RouterWorld]:
-    world = RouterWorld()
-    try:
+    async with RouterWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def test_list_nodes_shows_what_the_router_thinks_of_each(world: RouterWorld) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from shared.pb.laya.v1 import inference_pb2 as pb
 from shared.pb.laya.v1 import inference_pb2_grpc
+from tests.support.calls import ask
 from tests.support.processes import Cluster, Spec, cluster, fetch, metric
 
 AGES = {"LAYA_SERVER__MAX_CONNECTION_AGE": "1", "LAYA_SERVER__MAX_CONNECTION_AGE_GRACE": "20"}
@@ -24,13 +25,6 @@ SECONDS = 5.0
 def running() -> Iterator[Cluster]:
     with cluster(Spec(nodes=2, router=AGES, node=AGES)) as c:
         yield c
-
-
-def ask(tokens: int) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(model="sim", text="hi")
-    request.sampling.max_tokens = tokens
-    request.sampling.ignore_eos = True
-    return request
 
 
 async def unary(stub: Any, until: float) -> int:

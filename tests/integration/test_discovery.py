@@ -22,11 +22,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def world() -> AsyncIterator[NodeWorld]:
-    world = NodeWorld()
-    try:
+    async with NodeWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def test_a_static_node_is_described_watched_and_used(world: NodeWorld) -> None:

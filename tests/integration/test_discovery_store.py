@@ -19,11 +19,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def world() -> AsyncIterator[NodeWorld]:
-    world = NodeWorld()
-    try:
+    async with NodeWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def test_a_registered_node_is_found_and_used(world: NodeWorld, valkey: Valkey) -> None:

@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import grpc.aio
 import pytest
 
-from shared.pb.laya.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from shared.pb.laya.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.laya.v1 import inference_pb2 as pb
 from tests.faults.load import Load
 from tests.faults.tally import Tally
+from tests.support.calls import ask, stub_of
 from tests.support.ports import eventually, free_port, until
 from tests.support.processes import ROOT, Cluster, Proc, Spec, cluster, fetch, metric
 from tests.support.router import RouterWorld
@@ -29,17 +29,6 @@ TOKEN = "drain-test-token"
 def running() -> Iterator[Cluster]:
     with cluster(Spec(nodes=1)) as c:
         yield c
-
-
-def stub_of(channel: grpc.aio.Channel) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-
-
-def ask(tokens: int) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(model="sim", text="hi")
-    request.sampling.max_tokens = tokens
-    request.sampling.ignore_eos = True
-    return request
 
 
 async def drain_router(admin: str, grace: float) -> int:

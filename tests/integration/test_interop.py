@@ -18,8 +18,8 @@ import pytest
 
 from shared.net.grpc_wire import Deframer, frame
 from shared.pb.laya.v1 import inference_pb2 as pb
-from shared.pb.laya.v1 import inference_pb2_grpc
 from tests.support import npm
+from tests.support.calls import ask, stub_of
 from tests.support.processes import ROOT, Cluster, Spec, cluster, metric
 
 SCRIPTS = ROOT / "tests" / "support" / "interop"
@@ -50,17 +50,6 @@ async def nothing_is_left(running: Cluster) -> AsyncIterator[None]:
         raise AssertionError("the router is not at rest")
     for reason in ("protocol_error", "engine_error", "owner_fault", "flood", "reset_flood", "window_lost"):
         assert metric(text, "laya_router_net_ends_total", reason=reason) == 0, reason
-
-
-def ask(tokens: int, text: str = "hi") -> pb.GenerateRequest:
-    request = pb.GenerateRequest(model="sim", text=text)
-    request.sampling.max_tokens = tokens
-    request.sampling.ignore_eos = True
-    return request
-
-
-def stub_of(channel: Any) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def body_file(folder: Path, *, stream: bool = False, tokens: int = 3) -> Path:

@@ -22,11 +22,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def world() -> AsyncIterator[RouterWorld]:
-    world = RouterWorld()
-    try:
+    async with RouterWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import grpc.aio
 import pytest
 
 from shared.pb.laya.v1 import inference_pb2 as pb
-from shared.pb.laya.v1 import inference_pb2_grpc
 from tests.support import leaks
+from tests.support.calls import ask, stub_of
 from tests.support.processes import Cluster, Proc, cluster
 
 pytestmark = pytest.mark.integration
@@ -27,17 +26,6 @@ async def look(proc: Proc, limit: float) -> list[str]:
     base = proc._baseline
     assert base is not None
     return await asyncio.to_thread(leaks.left_behind, base, limit)
-
-
-def stub_of(channel: grpc.aio.Channel) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-
-
-def ask(tokens: int) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(model="sim", text="hi")
-    request.sampling.max_tokens = tokens
-    request.sampling.ignore_eos = True
-    return request
 
 
 async def test_what_runs_is_seen_and_what_has_ended_is_not(running: Cluster) -> None:

@@ -22,11 +22,8 @@ WORDS = "the quick brown fox jumps over the lazy dog and then it rests a while i
 
 @pytest.fixture
 async def world() -> AsyncIterator[NodeWorld]:
-    world = NodeWorld()
-    try:
+    async with NodeWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def send(side: Any, client: Client, text: str, how: str) -> None:

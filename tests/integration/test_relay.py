@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -18,7 +17,7 @@ from grpc_status import rpc_status
 
 from router_node.middleware.keys import KeyStore
 from shared.pb.laya.v1 import inference_pb2 as pb
-from shared.pb.laya.v1 import inference_pb2_grpc
+from tests.support.calls import stub_of
 from tests.support.ports import eventually, until
 from tests.support.processes import Cluster, Spec, cluster, metric
 
@@ -43,10 +42,6 @@ async def channel(running: Cluster) -> AsyncIterator[grpc.aio.Channel]:
 async def model(channel: grpc.aio.Channel) -> str:
     listed = await stub_of(channel).ListModels(pb.ListModelsRequest())
     return str(listed.models[0].name)
-
-
-def stub_of(channel: grpc.aio.Channel) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
 
 
 async def assert_idle(running: Cluster) -> None:

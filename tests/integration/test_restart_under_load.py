@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from shared.pb.laya.v1 import inference_pb2 as pb
-from shared.pb.laya.v1 import inference_pb2_grpc
+from tests.support.calls import ask, stub_of
 from tests.support.ports import until
 from tests.support.processes import Cluster, Spec, cluster, fetch, metric
 
@@ -28,17 +28,6 @@ def running() -> Iterator[Cluster]:
 async def stub(running: Cluster) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(running.address, options=APART) as channel:
         yield stub_of(channel)
-
-
-def stub_of(channel: grpc.aio.Channel) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-
-
-def ask(tokens: int) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(model="sim", text="hi")
-    request.sampling.max_tokens = tokens
-    request.sampling.ignore_eos = True
-    return request
 
 
 class Load:

@@ -27,11 +27,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hybrid-ro
 
 @pytest.fixture
 async def world() -> AsyncIterator[RouterWorld]:
-    world = RouterWorld()
-    try:
+    async with RouterWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def laya(router: Router, *words: str, text: str = "") -> tuple[int, str, str]:

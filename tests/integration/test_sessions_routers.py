@@ -20,11 +20,8 @@ REQUEST = inference_pb2.GenerateRequest(model="m", text="hello " * 200)
 
 @pytest.fixture
 async def world() -> AsyncIterator[RouterWorld]:
-    world = RouterWorld()
-    try:
+    async with RouterWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def sent(router: Router, nodes: list[GrpcNode], session: str) -> str:

@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from shared.pb.laya.v1 import inference_pb2 as pb
-from shared.pb.laya.v1 import inference_pb2_grpc
+from tests.support.calls import ask, stub_of
 from tests.support.certs import Authority, Pair
 from tests.support.processes import ROOT, Cluster, Proc, Spec, cluster
 
@@ -90,17 +89,6 @@ def channel_to(site: Site, address: str) -> grpc.Channel:
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(Path(site.ca).read_bytes()))
 
 
-def stub_of(channel: grpc.Channel) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-
-
-def generate(tokens: int) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(model="sim", text="a story")
-    request.sampling.max_tokens = tokens
-    request.sampling.ignore_eos = True
-    return request
-
-
 def endpoint(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)
@@ -140,8 +128,8 @@ def wait(condition: Callable[[], object], what: str, timeout: float = 20.0) -> N
 def test_grpc_passes_both_hops(site: Site, running: Cluster) -> None:
     with channel_to(site, running.address) as channel:
         stub = stub_of(channel)
-        whole = stub.Complete(pb.CompleteRequest(request=generate(12)), timeout=20)
-        pieces = [p for p in stub.Generate(generate(12), timeout=20) if p.text]
+        whole = stub.Complete(pb.CompleteRequest(request=ask(12, "a story")), timeout=20)
+        pieces = [p for p in stub.Generate(ask(12, "a story"), timeout=20) if p.text]
         assert whole.completions[0].text == "".join(p.text for p in pieces)
 
 
@@ -243,7 +231,7 @@ def test_certificates_are_replaced_under_a_live_stream(tmp_path: Path) -> None:
 
         def read() -> None:
             try:
-                for piece in stub_of(channel).Generate(generate(4000), timeout=60):
+                for piece in stub_of(channel).Generate(ask(4000, "a story"), timeout=60):
                     got.append(len(piece.token_ids))
                     if enough.is_set():
                         return
@@ -267,7 +255,7 @@ def test_certificates_are_replaced_under_a_live_stream(tmp_path: Path) -> None:
         wait(lambda: len(got) > before + 200, "the stream still runs")
         assert shown_by(c.address, site.context())[0] == "router-2"
         with channel_to(site, c.address) as other:
-            assert stub_of(other).Complete(pb.CompleteRequest(request=generate(3)), timeout=20).completions
+            assert stub_of(other).Complete(pb.CompleteRequest(request=ask(3, "a story")), timeout=20).completions
         assert c.router.output().count("certificates_not_reloaded") == 1
         enough.set()
         reader.join(10)

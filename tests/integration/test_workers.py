@@ -32,11 +32,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def world() -> AsyncIterator[RouterWorld]:
-    world = RouterWorld()
-    try:
+    async with RouterWorld() as world:
         yield world
-    finally:
-        await world.close()
 
 
 def children(pid: int) -> list[int]:

@@ -42,6 +42,12 @@ class NodeWorld:
         await side.start()
         return side
 
+    async def __aenter__(self) -> NodeWorld:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """End them all."""
         for side in self.sides:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shared.net.api import Headers
+from collections.abc import Callable
+
+from shared.net.api import Headers, HttpHandler
 from shared.net.exchange import HttpExchange, RequestHead
 
 
@@ -76,3 +78,22 @@ class FakeExchange(HttpExchange):
     @property
     def peer(self) -> str:
         return "127.0.0.1:5"
+
+
+ENDS: dict[str, Callable[[HttpExchange], object]] = {
+    "answered": lambda exchange: exchange.respond(200, [], b""),
+    "finished": lambda exchange: (exchange.start(200, []), exchange.finish()),
+    "cut off": lambda exchange: exchange.abort(),
+}
+"""The ways in which an exchange may end."""
+
+
+def owned(end: Callable[[HttpExchange], object]) -> HttpHandler:
+    """A handler that owns its exchange, as far as that goes, and ends it."""
+
+    def handler(exchange: HttpExchange) -> None:
+        exchange.on_abort = lambda: None
+        exchange.on_drain = lambda _: None
+        end(exchange)
+
+    return handler

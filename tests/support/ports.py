@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,17 @@ async def until(condition: Callable[[], object], what: str, timeout: float = 10.
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
         await asyncio.sleep(0.005)
+
+
+def within(seconds: float, condition: Callable[[], object], what: str, more: Callable[[], str] = str) -> None:
+    """As ``until``, for what is slow and without an event loop; a refused connection is not yet. ``more`` tells why."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{more()}"
+        time.sleep(0.2)
 
 
 async def eventually(condition: Callable[[], Awaitable[object]], what: str, timeout: float = 10.0) -> None:

@@ -108,6 +108,12 @@ class RouterWorld:
         self.routers.append(router)
         return await router.start()
 
+    async def __aenter__(self) -> RouterWorld:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         for router in self.routers:
             await router.stop()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from shared.net.api import HttpExchange
+from tests.support.fake_http import ENDS, owned
 from tests.support.http1_site import GET, Bench, echo, post, site
 from tests.support.web import RawClient, until
 
@@ -189,21 +190,9 @@ async def test_a_handler_that_raises_costs_a_500_or_the_answer(caplog: pytest.Lo
     assert len(caplog.records) == 2
 
 
-END = {
-    "answered": lambda exchange: exchange.respond(200, [], b""),
-    "finished": lambda exchange: (exchange.start(200, []), exchange.finish()),
-    "cut off": lambda exchange: exchange.abort(),
-}
-
-
-@pytest.mark.parametrize("end", END.values(), ids=END.keys())
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
 def test_an_exchange_that_is_over_lets_go_of_its_owner(end: Callable[[HttpExchange], object]):
-    def handler(exchange: HttpExchange) -> None:
-        exchange.on_abort = lambda: None
-        exchange.on_drain = lambda _: None
-        end(exchange)
-
-    bench = Bench(handler)
+    bench = Bench(owned(end))
     bench.say(GET)
     (exchange,) = bench.exchanges
     assert exchange.on_abort is None and exchange.on_drain is None

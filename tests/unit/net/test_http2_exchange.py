@@ -15,6 +15,7 @@ from shared.net.http2_exchange import Http2Front
 from shared.net.server import H2ServerProtocol
 from shared.net.settings import NetSettings
 from shared.net.uploads import Uploads, upload_limit
+from tests.support.fake_http import ENDS, owned
 from tests.support.h2_rig import Link, ManualLoop, Raw, Seen
 
 
@@ -279,21 +280,9 @@ def test_a_handler_that_raises_costs_a_500_or_the_answer(caplog: pytest.LogCaptu
     assert len(caplog.records) == 2
 
 
-END = {
-    "answered": lambda exchange: exchange.respond(200, [], b""),
-    "finished": lambda exchange: (exchange.start(200, []), exchange.finish()),
-    "cut off": lambda exchange: exchange.abort(),
-}
-
-
-@pytest.mark.parametrize("end", END.values(), ids=END.keys())
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
 def test_an_exchange_that_is_over_lets_go_of_its_owner(end: Callable[[HttpExchange], object]):
-    def handler(exchange: HttpExchange) -> None:
-        exchange.on_abort = lambda: None
-        exchange.on_drain = lambda _: None
-        end(exchange)
-
-    site = Site(handler)
+    site = Site(owned(end))
     site.ask(request())
     (exchange,) = site.exchanges
     assert exchange.on_abort is None and exchange.on_drain is None

@@ -9,6 +9,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.bench_routes import many_rules
 from router_node.routes.bucket import FEW
 from router_node.routes.conditions import Conditions
 from router_node.routes.facts import Facts, Shape
@@ -167,16 +168,7 @@ def test_names_that_were_asked_for_are_not_remembered_without_bound() -> None:
 
 
 def test_ten_thousand_rules_cost_a_request_little() -> None:
-    rules = []
-    for i in range(10_000):
-        when = (
-            When(model=Words(exact=(f"model-{i}",))),
-            When(model=Words(prefix=(f"family{i}-",))),
-            When(model=Words(exact=("shared",)), prompt_tokens=Span(i, i + 3)),
-            When(model=Words(exact=("shared",)), tenant=Words(exact=(f"t{i}",))),
-        )[i % 4]
-        rules.append(Rule(f"r{i:05d}", (Target("p"),), when=when))
-    made = matcher(rules)
+    made = matcher(many_rules(10_000))
     asked = [Facts("model-4"), Facts("family5-x"), Facts("shared", tokens=5002), Facts("shared", "t7"), Facts("other")]
     best = []
     for request in asked:
