@@ -25,18 +25,25 @@ SALT: Final = b"laya-salt"  # prefix-cache salt of the tenant
 REWRITE: Final = b"laya-rewrite"  # model name the node applies over the body
 CLAMPS: Final = b"laya-clamps"  # JSON object of parameter defaults and clamps
 CLUSTER_TOKEN: Final = b"laya-cluster-token"  # shared secret of router and nodes
+RESUME: Final = b"laya-resume"  # "1": the request ends with a Resume that the router wrote
+
+# Between router and node: the router asks with "1" for token ids beside a stream; the node answers "1" where the stream
+# can go on elsewhere, else "0; " and why not.
+JOURNAL: Final = b"laya-journal"
 
 # Set by the router for the client, on response headers or trailers.
 NODE: Final = b"laya-node"  # node that answered
 ROUTE: Final = b"laya-route"  # rule that applied and the version of the table, as name@number
 ROUTER_TIME: Final = b"laya-router-us"  # router's own work before the first byte to the node, microseconds
+MIGRATABLE: Final = b"laya-migratable"  # "1", or "0; " and why the stream cannot go on elsewhere
+MIGRATED: Final = b"laya-migrated"  # trailer: "from=NODE to=NODE stall_ms=N", one for each time, with ","
 
 REQUEST_ID: Final = b"x-request-id"
 TRACEPARENT: Final = b"traceparent"
 TRACESTATE: Final = b"tracestate"
 
 CLIENT_SET: Final = frozenset((MODEL, SESSION, PROMPT_TOKENS, MAX_TOKENS, PREFIX, PRIORITY, NO_MIGRATE))
-ROUTER_SET: Final = frozenset((DISPATCH, TENANT, SALT, REWRITE, CLAMPS, CLUSTER_TOKEN))
+ROUTER_SET: Final = frozenset((DISPATCH, TENANT, SALT, REWRITE, CLAMPS, CLUSTER_TOKEN, RESUME, JOURNAL))
 
 # What a gRPC request may carry from a client to a node; everything else is dropped.
 TO_NODE: Final = CLIENT_SET | {

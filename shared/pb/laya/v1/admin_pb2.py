@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shared.pb.laya.v1 import node_pb2 as laya_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13laya/v1/admin.proto\x12\x07laya.v1\x1a\x12laya/v1/node.proto\"\x12\n\x10ListNodesRequest\"+\n\x12\x44rainRouterRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"(\n\x13\x44rainRouterResponse\x12\x11\n\tin_flight\x18\x01 \x01(\r\"\x83\x02\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.laya.v1.ModelSpec\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x1a\n\x12report_age_seconds\x18\x06 \x01(\x01\x12&\n\x06report\x18\x07 \x01(\x0b\x32\x16.laya.v1.WatchResponse\x12\x17\n\x0freserved_tokens\x18\x08 \x01(\x04\x12\x0f\n\x07streams\x18\t \x01(\r\x12\x13\n\x0b\x63onnections\x18\n \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x0b \x01(\t\"7\n\x11ListNodesResponse\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.laya.v1.NodeStatus\"\x13\n\x11ListRoutesRequest\"=\n\x0bRouteStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x10\n\x08node_ids\x18\x03 \x03(\t\":\n\x12ListRoutesResponse\x12$\n\x06routes\x18\x01 \x03(\x0b\x32\x14.laya.v1.RouteStatus\"H\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04undo\x18\x03 \x01(\x08\":\n\x11\x44rainNodeResponse\x12%\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x16.laya.v1.DrainResponse\"\xaa\x02\n\x0e\x45xplainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0e\n\x06prompt\x18\x07 \x01(\t\x12\x35\n\x07headers\x18\x08 \x03(\x0b\x32$.laya.v1.ExplainRequest.HeadersEntry\x12\x11\n\tstreaming\x18\t \x01(\x08\x12\x12\n\nstructured\x18\n \x01(\x08\x12\r\n\x05tools\x18\x0b \x01(\x08\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xab\x03\n\tCandidate\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63ost_seconds\x18\x02 \x01(\x01\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x17\n\x0freserved_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16uncached_prompt_tokens\x18\x05 \x01(\x04\x12\x14\n\x0cprefill_rate\x18\x06 \x01(\x01\x12\x10\n\x08kv_share\x18\x07 \x01(\x01\x12\x17\n\x0f\x62\x61rrier_seconds\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x16\n\x0epending_tokens\x18\n \x01(\x04\x12\x17\n\x0fpending_seconds\x18\x0b \x01(\x01\x12\x18\n\x10reserved_seconds\x18\x0c \x01(\x01\x12\x16\n\x0eprompt_seconds\x18\r \x01(\x01\x12\x15\n\rprompt_weight\x18\x0e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x16\n\x0eunseen_seconds\x18\x10 \x01(\x01\x12\x15\n\rstale_seconds\x18\x11 \x01(\x01\x12\x17\n\x0fpenalty_seconds\x18\x12 \x01(\x01\"\x7f\n\x0f\x45xplainResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12&\n\ncandidates\x18\x02 \x03(\x0b\x32\x12.laya.v1.Candidate\x12\x0f\n\x07summary\x18\x03 \x01(\t\x12\"\n\x05route\x18\x04 \x01(\x0b\x32\x13.laya.v1.RouteMatch\"[\n\nRouteMatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05pools\x18\x03 \x03(\t\x12 \n\x04near\x18\x04 \x03(\x0b\x32\x12.laya.v1.RouteMiss\"&\n\tRouteMiss\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x03(\t\"@\n\rRoutesVersion\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"A\n\x10GetRoutesRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x13\n\x06number\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_number\"s\n\x11GetRoutesResponse\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.laya.v1.RoutesVersion\x12\x12\n\nrules_json\x18\x02 \x03(\t\x12\x13\n\x0blive_number\x18\x03 \x01(\x04\x12\x0c\n\x04kept\x18\x04 \x01(\t\"\x9b\x01\n\x13\x43hangeRoutesRequest\x12\x10\n\x08put_json\x18\x01 \x03(\t\x12\x0e\n\x06remove\x18\x02 \x03(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x15\n\x08\x65xpected\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61uthor\x18\x05 \x01(\t\x12\x0c\n\x04note\x18\x06 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x07 \x01(\x08\x42\x0b\n\t_expected\"B\n\tRouteEdit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x65\x66ore_json\x18\x02 \x01(\t\x12\x12\n\nafter_json\x18\x03 \x01(\t\"t\n\x14\x43hangeRoutesResponse\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.laya.v1.RoutesVersion\x12!\n\x05\x65\x64its\x18\x02 \x03(\x0b\x32\x12.laya.v1.RouteEdit\x12\x10\n\x08warnings\x18\x03 \x03(\t\"l\n\x15RollBackRoutesRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\x08\x65xpected\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61uthor\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x42\x0b\n\t_expected\"v\n\x16RollBackRoutesResponse\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.laya.v1.RoutesVersion\x12!\n\x05\x65\x64its\x18\x02 \x03(\x0b\x32\x12.laya.v1.RouteEdit\x12\x10\n\x08warnings\x18\x03 \x03(\t\"$\n\x13RouteHistoryRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"j\n\x0bRouteChange\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x61uthor\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x01\x12\x0c\n\x04note\x18\x04 \x01(\t\x12!\n\x05\x65\x64its\x18\x05 \x03(\x0b\x32\x12.laya.v1.RouteEdit\"=\n\x14RouteHistoryResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.laya.v1.RouteChange2\x8f\x05\n\x05\x41\x64min\x12\x42\n\tListNodes\x12\x19.laya.v1.ListNodesRequest\x1a\x1a.laya.v1.ListNodesResponse\x12\x45\n\nListRoutes\x12\x1a.laya.v1.ListRoutesRequest\x1a\x1b.laya.v1.ListRoutesResponse\x12\x42\n\tDrainNode\x12\x19.laya.v1.DrainNodeRequest\x1a\x1a.laya.v1.DrainNodeResponse\x12H\n\x0b\x44rainRouter\x12\x1b.laya.v1.DrainRouterRequest\x1a\x1c.laya.v1.DrainRouterResponse\x12<\n\x07\x45xplain\x12\x17.laya.v1.ExplainRequest\x1a\x18.laya.v1.ExplainResponse\x12\x42\n\tGetRoutes\x12\x19.laya.v1.GetRoutesRequest\x1a\x1a.laya.v1.GetRoutesResponse\x12K\n\x0c\x43hangeRoutes\x12\x1c.laya.v1.ChangeRoutesRequest\x1a\x1d.laya.v1.ChangeRoutesResponse\x12Q\n\x0eRollBackRoutes\x12\x1e.laya.v1.RollBackRoutesRequest\x1a\x1f.laya.v1.RollBackRoutesResponse\x12K\n\x0cRouteHistory\x12\x1c.laya.v1.RouteHistoryRequest\x1a\x1d.laya.v1.RouteHistoryResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13laya/v1/admin.proto\x12\x07laya.v1\x1a\x12laya/v1/node.proto\"\x12\n\x10ListNodesRequest\"+\n\x12\x44rainRouterRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"(\n\x13\x44rainRouterResponse\x12\x11\n\tin_flight\x18\x01 \x01(\r\"\x83\x02\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12!\n\x05model\x18\x03 \x01(\x0b\x32\x12.laya.v1.ModelSpec\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x1a\n\x12report_age_seconds\x18\x06 \x01(\x01\x12&\n\x06report\x18\x07 \x01(\x0b\x32\x16.laya.v1.WatchResponse\x12\x17\n\x0freserved_tokens\x18\x08 \x01(\x04\x12\x0f\n\x07streams\x18\t \x01(\r\x12\x13\n\x0b\x63onnections\x18\n \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x0b \x01(\t\"7\n\x11ListNodesResponse\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.laya.v1.NodeStatus\"\x13\n\x11ListRoutesRequest\"=\n\x0bRouteStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x10\n\x08node_ids\x18\x03 \x03(\t\":\n\x12ListRoutesResponse\x12$\n\x06routes\x18\x01 \x03(\x0b\x32\x14.laya.v1.RouteStatus\"Y\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04undo\x18\x03 \x01(\x08\x12\x0f\n\x07migrate\x18\x04 \x01(\x08\":\n\x11\x44rainNodeResponse\x12%\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x16.laya.v1.DrainResponse\"\xaa\x02\n\x0e\x45xplainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x0e\n\x06prompt\x18\x07 \x01(\t\x12\x35\n\x07headers\x18\x08 \x03(\x0b\x32$.laya.v1.ExplainRequest.HeadersEntry\x12\x11\n\tstreaming\x18\t \x01(\x08\x12\x12\n\nstructured\x18\n \x01(\x08\x12\r\n\x05tools\x18\x0b \x01(\x08\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xab\x03\n\tCandidate\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63ost_seconds\x18\x02 \x01(\x01\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x17\n\x0freserved_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16uncached_prompt_tokens\x18\x05 \x01(\x04\x12\x14\n\x0cprefill_rate\x18\x06 \x01(\x01\x12\x10\n\x08kv_share\x18\x07 \x01(\x01\x12\x17\n\x0f\x62\x61rrier_seconds\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x16\n\x0epending_tokens\x18\n \x01(\x04\x12\x17\n\x0fpending_seconds\x18\x0b \x01(\x01\x12\x18\n\x10reserved_seconds\x18\x0c \x01(\x01\x12\x16\n\x0eprompt_seconds\x18\r \x01(\x01\x12\x15\n\rprompt_weight\x18\x0e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x16\n\x0eunseen_seconds\x18\x10 \x01(\x01\x12\x15\n\rstale_seconds\x18\x11 \x01(\x01\x12\x17\n\x0fpenalty_seconds\x18\x12 \x01(\x01\"\x7f\n\x0f\x45xplainResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12&\n\ncandidates\x18\x02 \x03(\x0b\x32\x12.laya.v1.Candidate\x12\x0f\n\x07summary\x18\x03 \x01(\t\x12\"\n\x05route\x18\x04 \x01(\x0b\x32\x13.laya.v1.RouteMatch\"[\n\nRouteMatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05pools\x18\x03 \x03(\t\x12 \n\x04near\x18\x04 \x03(\x0b\x32\x12.laya.v1.RouteMiss\"&\n\tRouteMiss\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x03(\t\"@\n\rRoutesVersion\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"A\n\x10GetRoutesRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x13\n\x06number\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_number\"s\n\x11GetRoutesResponse\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.laya.v1.RoutesVersion\x12\x12\n\nrules_json\x18\x02 \x03(\t\x12\x13\n\x0blive_number\x18\x03 \x01(\x04\x12\x0c\n\x04kept\x18\x04 \x01(\t\"\x9b\x01\n\x13\x43hangeRoutesRequest\x12\x10\n\x08put_json\x18\x01 \x03(\t\x12\x0e\n\x06remove\x18\x02 \x03(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x15\n\x08\x65xpected\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61uthor\x18\x05 \x01(\t\x12\x0c\n\x04note\x18\x06 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x07 \x01(\x08\x42\x0b\n\t_expected\"B\n\tRouteEdit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x65\x66ore_json\x18\x02 \x01(\t\x12\x12\n\nafter_json\x18\x03 \x01(\t\"t\n\x14\x43hangeRoutesResponse\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.laya.v1.RoutesVersion\x12!\n\x05\x65\x64its\x18\x02 \x03(\x0b\x32\x12.laya.v1.RouteEdit\x12\x10\n\x08warnings\x18\x03 \x03(\t\"l\n\x15RollBackRoutesRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\x08\x65xpected\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61uthor\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x42\x0b\n\t_expected\"v\n\x16RollBackRoutesResponse\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.laya.v1.RoutesVersion\x12!\n\x05\x65\x64its\x18\x02 \x03(\x0b\x32\x12.laya.v1.RouteEdit\x12\x10\n\x08warnings\x18\x03 \x03(\t\"$\n\x13RouteHistoryRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"j\n\x0bRouteChange\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x61uthor\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x01\x12\x0c\n\x04note\x18\x04 \x01(\t\x12!\n\x05\x65\x64its\x18\x05 \x03(\x0b\x32\x12.laya.v1.RouteEdit\"=\n\x14RouteHistoryResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.laya.v1.RouteChange2\x8f\x05\n\x05\x41\x64min\x12\x42\n\tListNodes\x12\x19.laya.v1.ListNodesRequest\x1a\x1a.laya.v1.ListNodesResponse\x12\x45\n\nListRoutes\x12\x1a.laya.v1.ListRoutesRequest\x1a\x1b.laya.v1.ListRoutesResponse\x12\x42\n\tDrainNode\x12\x19.laya.v1.DrainNodeRequest\x1a\x1a.laya.v1.DrainNodeResponse\x12H\n\x0b\x44rainRouter\x12\x1b.laya.v1.DrainRouterRequest\x1a\x1c.laya.v1.DrainRouterResponse\x12<\n\x07\x45xplain\x12\x17.laya.v1.ExplainRequest\x1a\x18.laya.v1.ExplainResponse\x12\x42\n\tGetRoutes\x12\x19.laya.v1.GetRoutesRequest\x1a\x1a.laya.v1.GetRoutesResponse\x12K\n\x0c\x43hangeRoutes\x12\x1c.laya.v1.ChangeRoutesRequest\x1a\x1d.laya.v1.ChangeRoutesResponse\x12Q\n\x0eRollBackRoutes\x12\x1e.laya.v1.RollBackRoutesRequest\x1a\x1f.laya.v1.RollBackRoutesResponse\x12K\n\x0cRouteHistory\x12\x1c.laya.v1.RouteHistoryRequest\x1a\x1d.laya.v1.RouteHistoryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,43 +51,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTROUTESRESPONSE']._serialized_start=562
   _globals['_LISTROUTESRESPONSE']._serialized_end=620
   _globals['_DRAINNODEREQUEST']._serialized_start=622
-  _globals['_DRAINNODEREQUEST']._serialized_end=694
-  _globals['_DRAINNODERESPONSE']._serialized_start=696
-  _globals['_DRAINNODERESPONSE']._serialized_end=754
-  _globals['_EXPLAINREQUEST']._serialized_start=757
-  _globals['_EXPLAINREQUEST']._serialized_end=1055
-  _globals['_EXPLAINREQUEST_HEADERSENTRY']._serialized_start=1009
-  _globals['_EXPLAINREQUEST_HEADERSENTRY']._serialized_end=1055
-  _globals['_CANDIDATE']._serialized_start=1058
-  _globals['_CANDIDATE']._serialized_end=1485
-  _globals['_EXPLAINRESPONSE']._serialized_start=1487
-  _globals['_EXPLAINRESPONSE']._serialized_end=1614
-  _globals['_ROUTEMATCH']._serialized_start=1616
-  _globals['_ROUTEMATCH']._serialized_end=1707
-  _globals['_ROUTEMISS']._serialized_start=1709
-  _globals['_ROUTEMISS']._serialized_end=1747
-  _globals['_ROUTESVERSION']._serialized_start=1749
-  _globals['_ROUTESVERSION']._serialized_end=1813
-  _globals['_GETROUTESREQUEST']._serialized_start=1815
-  _globals['_GETROUTESREQUEST']._serialized_end=1880
-  _globals['_GETROUTESRESPONSE']._serialized_start=1882
-  _globals['_GETROUTESRESPONSE']._serialized_end=1997
-  _globals['_CHANGEROUTESREQUEST']._serialized_start=2000
-  _globals['_CHANGEROUTESREQUEST']._serialized_end=2155
-  _globals['_ROUTEEDIT']._serialized_start=2157
-  _globals['_ROUTEEDIT']._serialized_end=2223
-  _globals['_CHANGEROUTESRESPONSE']._serialized_start=2225
-  _globals['_CHANGEROUTESRESPONSE']._serialized_end=2341
-  _globals['_ROLLBACKROUTESREQUEST']._serialized_start=2343
-  _globals['_ROLLBACKROUTESREQUEST']._serialized_end=2451
-  _globals['_ROLLBACKROUTESRESPONSE']._serialized_start=2453
-  _globals['_ROLLBACKROUTESRESPONSE']._serialized_end=2571
-  _globals['_ROUTEHISTORYREQUEST']._serialized_start=2573
-  _globals['_ROUTEHISTORYREQUEST']._serialized_end=2609
-  _globals['_ROUTECHANGE']._serialized_start=2611
-  _globals['_ROUTECHANGE']._serialized_end=2717
-  _globals['_ROUTEHISTORYRESPONSE']._serialized_start=2719
-  _globals['_ROUTEHISTORYRESPONSE']._serialized_end=2780
-  _globals['_ADMIN']._serialized_start=2783
-  _globals['_ADMIN']._serialized_end=3438
+  _globals['_DRAINNODEREQUEST']._serialized_end=711
+  _globals['_DRAINNODERESPONSE']._serialized_start=713
+  _globals['_DRAINNODERESPONSE']._serialized_end=771
+  _globals['_EXPLAINREQUEST']._serialized_start=774
+  _globals['_EXPLAINREQUEST']._serialized_end=1072
+  _globals['_EXPLAINREQUEST_HEADERSENTRY']._serialized_start=1026
+  _globals['_EXPLAINREQUEST_HEADERSENTRY']._serialized_end=1072
+  _globals['_CANDIDATE']._serialized_start=1075
+  _globals['_CANDIDATE']._serialized_end=1502
+  _globals['_EXPLAINRESPONSE']._serialized_start=1504
+  _globals['_EXPLAINRESPONSE']._serialized_end=1631
+  _globals['_ROUTEMATCH']._serialized_start=1633
+  _globals['_ROUTEMATCH']._serialized_end=1724
+  _globals['_ROUTEMISS']._serialized_start=1726
+  _globals['_ROUTEMISS']._serialized_end=1764
+  _globals['_ROUTESVERSION']._serialized_start=1766
+  _globals['_ROUTESVERSION']._serialized_end=1830
+  _globals['_GETROUTESREQUEST']._serialized_start=1832
+  _globals['_GETROUTESREQUEST']._serialized_end=1897
+  _globals['_GETROUTESRESPONSE']._serialized_start=1899
+  _globals['_GETROUTESRESPONSE']._serialized_end=2014
+  _globals['_CHANGEROUTESREQUEST']._serialized_start=2017
+  _globals['_CHANGEROUTESREQUEST']._serialized_end=2172
+  _globals['_ROUTEEDIT']._serialized_start=2174
+  _globals['_ROUTEEDIT']._serialized_end=2240
+  _globals['_CHANGEROUTESRESPONSE']._serialized_start=2242
+  _globals['_CHANGEROUTESRESPONSE']._serialized_end=2358
+  _globals['_ROLLBACKROUTESREQUEST']._serialized_start=2360
+  _globals['_ROLLBACKROUTESREQUEST']._serialized_end=2468
+  _globals['_ROLLBACKROUTESRESPONSE']._serialized_start=2470
+  _globals['_ROLLBACKROUTESRESPONSE']._serialized_end=2588
+  _globals['_ROUTEHISTORYREQUEST']._serialized_start=2590
+  _globals['_ROUTEHISTORYREQUEST']._serialized_end=2626
+  _globals['_ROUTECHANGE']._serialized_start=2628
+  _globals['_ROUTECHANGE']._serialized_end=2734
+  _globals['_ROUTEHISTORYRESPONSE']._serialized_start=2736
+  _globals['_ROUTEHISTORYRESPONSE']._serialized_end=2797
+  _globals['_ADMIN']._serialized_start=2800
+  _globals['_ADMIN']._serialized_end=3455
 # @@protoc_insertion_point(module_scope)

@@ -76,14 +76,16 @@ class ListRoutesResponse(_message.Message):
     def __init__(self, routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ...) -> None: ...
 
 class DrainNodeRequest(_message.Message):
-    __slots__ = ("node_id", "grace_seconds", "undo")
+    __slots__ = ("node_id", "grace_seconds", "undo", "migrate")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    MIGRATE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     grace_seconds: float
     undo: bool
-    def __init__(self, node_id: _Optional[str] = ..., grace_seconds: _Optional[float] = ..., undo: _Optional[bool] = ...) -> None: ...
+    migrate: bool
+    def __init__(self, node_id: _Optional[str] = ..., grace_seconds: _Optional[float] = ..., undo: _Optional[bool] = ..., migrate: _Optional[bool] = ...) -> None: ...
 
 class DrainNodeResponse(_message.Message):
     __slots__ = ("drain",)

@@ -131,12 +131,14 @@ class Eviction(_message.Message):
     def __init__(self, dispatch: _Optional[str] = ..., kept_tokens: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("grace_seconds", "undo")
+    __slots__ = ("grace_seconds", "undo", "migrate")
     GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    MIGRATE_FIELD_NUMBER: _ClassVar[int]
     grace_seconds: float
     undo: bool
-    def __init__(self, grace_seconds: _Optional[float] = ..., undo: _Optional[bool] = ...) -> None: ...
+    migrate: bool
+    def __init__(self, grace_seconds: _Optional[float] = ..., undo: _Optional[bool] = ..., migrate: _Optional[bool] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("draining", "running", "waiting")

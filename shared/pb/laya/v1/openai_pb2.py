@@ -22,23 +22,24 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from shared.pb.laya.v1 import inference_pb2 as laya_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14laya/v1/openai.proto\x12\x07laya.v1\")\n\nHttpHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"a\n\x0bHttpRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12$\n\x07headers\x18\x03 \x03(\x0b\x32\x13.laya.v1.HttpHeader\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\"Q\n\x0cHttpResponse\x12)\n\x04head\x18\x01 \x01(\x0b\x32\x19.laya.v1.HttpResponseHeadH\x00\x12\x0e\n\x04\x62ody\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"H\n\x10HttpResponseHead\x12\x0e\n\x06status\x18\x01 \x01(\r\x12$\n\x07headers\x18\x02 \x03(\x0b\x32\x13.laya.v1.HttpHeader2?\n\x06OpenAI\x12\x35\n\x04\x43\x61ll\x12\x14.laya.v1.HttpRequest\x1a\x15.laya.v1.HttpResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14laya/v1/openai.proto\x12\x07laya.v1\x1a\x17laya/v1/inference.proto\")\n\nHttpHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x82\x01\n\x0bHttpRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12$\n\x07headers\x18\x03 \x03(\x0b\x32\x13.laya.v1.HttpHeader\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x1f\n\x06resume\x18\x0f \x01(\x0b\x32\x0f.laya.v1.Resume\"\x8b\x01\n\x0cHttpResponse\x12)\n\x04head\x18\x01 \x01(\x0b\x32\x19.laya.v1.HttpResponseHeadH\x00\x12\x0e\n\x04\x62ody\x18\x02 \x01(\x0cH\x00\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x0e\n\x06pinned\x18\x05 \x01(\tB\x06\n\x04part\"H\n\x10HttpResponseHead\x12\x0e\n\x06status\x18\x01 \x01(\r\x12$\n\x07headers\x18\x02 \x03(\x0b\x32\x13.laya.v1.HttpHeader2?\n\x06OpenAI\x12\x35\n\x04\x43\x61ll\x12\x14.laya.v1.HttpRequest\x1a\x15.laya.v1.HttpResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'laya.v1.openai_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HTTPHEADER']._serialized_start=33
-  _globals['_HTTPHEADER']._serialized_end=74
-  _globals['_HTTPREQUEST']._serialized_start=76
-  _globals['_HTTPREQUEST']._serialized_end=173
-  _globals['_HTTPRESPONSE']._serialized_start=175
-  _globals['_HTTPRESPONSE']._serialized_end=256
-  _globals['_HTTPRESPONSEHEAD']._serialized_start=258
-  _globals['_HTTPRESPONSEHEAD']._serialized_end=330
-  _globals['_OPENAI']._serialized_start=332
-  _globals['_OPENAI']._serialized_end=395
+  _globals['_HTTPHEADER']._serialized_start=58
+  _globals['_HTTPHEADER']._serialized_end=99
+  _globals['_HTTPREQUEST']._serialized_start=102
+  _globals['_HTTPREQUEST']._serialized_end=232
+  _globals['_HTTPRESPONSE']._serialized_start=235
+  _globals['_HTTPRESPONSE']._serialized_end=374
+  _globals['_HTTPRESPONSEHEAD']._serialized_start=376
+  _globals['_HTTPRESPONSEHEAD']._serialized_end=448
+  _globals['_OPENAI']._serialized_start=450
+  _globals['_OPENAI']._serialized_end=513
 # @@protoc_insertion_point(module_scope)

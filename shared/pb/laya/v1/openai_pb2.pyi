@@ -1,3 +1,4 @@
+from shared.pb.laya.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -15,24 +16,32 @@ class HttpHeader(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class HttpRequest(_message.Message):
-    __slots__ = ("method", "target", "headers", "body")
+    __slots__ = ("method", "target", "headers", "body", "resume")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     method: str
     target: str
     headers: _containers.RepeatedCompositeFieldContainer[HttpHeader]
     body: bytes
-    def __init__(self, method: _Optional[str] = ..., target: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[HttpHeader, _Mapping]]] = ..., body: _Optional[bytes] = ...) -> None: ...
+    resume: _inference_pb2.Resume
+    def __init__(self, method: _Optional[str] = ..., target: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[HttpHeader, _Mapping]]] = ..., body: _Optional[bytes] = ..., resume: _Optional[_Union[_inference_pb2.Resume, _Mapping]] = ...) -> None: ...
 
 class HttpResponse(_message.Message):
-    __slots__ = ("head", "body")
+    __slots__ = ("head", "body", "token_ids", "finish_reason", "pinned")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     head: HttpResponseHead
     body: bytes
-    def __init__(self, head: _Optional[_Union[HttpResponseHead, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish_reason: str
+    pinned: str
+    def __init__(self, head: _Optional[_Union[HttpResponseHead, _Mapping]] = ..., body: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., pinned: _Optional[str] = ...) -> None: ...
 
 class HttpResponseHead(_message.Message):
     __slots__ = ("status", "headers")
