@@ -39,6 +39,7 @@ class Http1Protocol:
         "_current",
         "_ending",
         "_handler",
+        "_last",
         "_on_close",
         "_out",
         "_owed",
@@ -70,7 +71,7 @@ class Http1Protocol:
         """``date`` and ``heads`` are shared with other connections."""
         self.touched = False
         self.peer = ""  # address of the client, for logs
-        self.draining = False  # the answer that is running is the last
+        self.draining = False  # the next answer to begin is the last, and says so
         self.flusher = flusher
         self.date = date if date is not None else HttpDate()
         self._handler = handler
@@ -83,7 +84,7 @@ class Http1Protocol:
         self._current: Http1Exchange | None = None
         self._out: list[bytes] = []
         self._owed = 0
-        self._paused = self._running = self._ending = False
+        self._paused = self._running = self._ending = self._last = False
         self._reading = True
 
     @property
@@ -170,8 +171,12 @@ class Http1Protocol:
         return int(self._current is not None)
 
     def go_away(self) -> None:
-        """Close after the answer that is running or the request that is arriving; now when there is neither."""
+        """Have the next answer to begin be the last, and say so: a close while idle could cross a request."""
         self.draining = True
+
+    def close_idle(self) -> None:
+        """Close after the answer that is running or the request that is arriving; now when there is neither."""
+        self.draining = self._last = True
         if self._current is None and self._queue.empty:
             self.end()
 
@@ -210,7 +215,7 @@ class Http1Protocol:
         """The running answer is complete; ``keep`` lets the connection serve another request."""
         self._current = None
         self._owed = 0
-        if not keep or self.draining:
+        if not keep or self._last:
             self.end()
         else:
             self._run()

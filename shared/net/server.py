@@ -172,6 +172,9 @@ class H2ServerProtocol(H2Connection):
         self.ping(_GOODBYE)
         self.vitals.hurry(_LAST_CALL)
 
+    def close_idle(self) -> None:
+        """The peer has been told: it ends by itself."""
+
     def retire(self, reason: str) -> None:
         """``go_away`` with a counted reason."""
         if not self._leaving_at:

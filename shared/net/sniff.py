@@ -22,7 +22,11 @@ class Served(Protocol):
         ...
 
     def go_away(self) -> None:
-        """Finish what runs, take nothing new, then close."""
+        """Tell the peer to send nothing new, finish what runs, then close."""
+        ...
+
+    def close_idle(self) -> None:
+        """No more waiting for what a peer that cannot be told might send: close where nothing runs."""
         ...
 
     def close(self) -> None:
@@ -99,8 +103,12 @@ class Sniffer(asyncio.Protocol):
         self._on_close(self)
 
     def go_away(self) -> None:
-        """Nothing runs yet."""
-        self.close()
+        """Its first request may be on its way."""
+
+    def close_idle(self) -> None:
+        """Nothing has come, and is not waited for any more."""
+        if not self._held:
+            self.close()
 
     def close(self) -> None:
         """Close now."""

@@ -247,11 +247,12 @@ async def test_a_client_that_never_reads_is_cut_off_in_the_end():
             assert served.reasons() == {"http_write_stalled": 1, "http_client_gone": 1}
 
 
-async def test_go_away_lets_the_running_answer_end():
+@pytest.mark.parametrize("end", ["go_away", "close_idle"])
+async def test_the_end_lets_the_running_answer_end_and_say_that_it_is_the_last(end: str):
     async with site() as served, await RawClient.open(served.port) as client:
         client.send(GET + GET)
         exchange = await served.nth(1)
-        served.protocols[0].go_away()
+        getattr(served.protocols[0], end)()
         assert served.protocols[0].streams == 1
         exchange.respond(200, [], b"done")
         answer = await client.answer()
@@ -260,13 +261,30 @@ async def test_go_away_lets_the_running_answer_end():
         assert len(served.exchanges) == 1
 
 
-async def test_go_away_lets_a_started_stream_and_an_arriving_request_end():
+async def test_go_away_leaves_one_more_request_to_a_client_that_could_not_know():
+    async with site() as served, await RawClient.open(served.port) as client:
+        client.send(GET)
+        exchange = await served.nth(1)
+        exchange.start(200, [])  # says nothing of an end
+        served.protocols[0].go_away()
+        exchange.write(b"x")
+        exchange.finish()
+        answer = await client.answer()
+        assert (answer.body, answer.complete, answer.headers.get("connection")) == (b"x", True, None)
+        client.send(GET)
+        (await served.nth(2)).respond(200, [], b"y")
+        answer = await client.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"y", "close")
+        assert await client.rest() == b""
+
+
+async def test_close_idle_lets_a_started_stream_and_an_arriving_request_end():
     async with site() as served:
         async with await RawClient.open(served.port) as client:
             client.send(GET)
             exchange = await served.nth(1)
             exchange.start(200, [])
-            served.protocols[0].go_away()
+            served.protocols[0].close_idle()
             exchange.write(b"x")
             exchange.finish()
             answer = await client.answer()
@@ -275,17 +293,17 @@ async def test_go_away_lets_a_started_stream_and_an_arriving_request_end():
         async with await RawClient.open(served.port) as client:
             client.send(GET[:10])
             await until(lambda: not served.protocols[1]._queue.empty)
-            served.protocols[1].go_away()
+            served.protocols[1].close_idle()
             client.send(GET[10:])
             (await served.nth(2)).respond(200, [], b"")
             assert (await client.answer()).headers["connection"] == "close"
 
 
-async def test_go_away_closes_an_idle_connection_at_once():
+async def test_close_idle_closes_an_idle_connection_at_once():
     async with site(echo) as served, await RawClient.open(served.port) as client:
         client.send(GET)
         await client.answer()
-        served.protocols[0].go_away()
+        served.protocols[0].close_idle()
         assert await client.rest() == b""
         await until(lambda: served.open == 0)
 

@@ -171,3 +171,16 @@ def test_a_decided_connection_has_no_limit_left_over():
     door.say(PREFACE)
     door.loop.advance(1000)
     assert not door.wire.closing
+
+
+def test_only_a_connection_that_has_said_nothing_is_closed_as_idle():
+    silent, begun = Door(), Door()
+    begun.say(PREFACE[:12])
+    for door in (silent, begun):
+        door.sniffer.go_away()
+        assert not door.wire.closing
+        door.sniffer.close_idle()
+    assert silent.wire.aborted
+    assert not begun.wire.closing
+    begun.say(PREFACE[12:])
+    assert begun.got() == (True, PREFACE)
