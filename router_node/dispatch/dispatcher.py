@@ -101,14 +101,15 @@ class Dispatcher:
         self._waiting.push(ticket)
         return ticket
 
-    def retry(self, reservation: Reservation, exclude: Container[str]) -> Reservation | None:
-        """End ``reservation`` and grant its ask on a node not in ``exclude``; None when no such node has room now.
+    def retry(self, reservation: Reservation, exclude: Container[str], ask: Ask | None = None) -> Reservation | None:
+        """End ``reservation`` and grant its ask, or ``ask``, on a node not in ``exclude``; None when none has room now.
 
         It does not go back into the line: it has been through it. ``submit`` the ask again to wait.
         """
         self.outliers.neutral(reservation)
         reservation.end()
-        ask = reservation.ask
+        if ask is None:
+            ask = reservation.ask
         pools = self.resolve(ask.model)
         if not pools or not pools[0].live:
             return None
@@ -133,9 +134,9 @@ class Dispatcher:
             pool = pools[0]
         return pool.budget.take(pool.sent)
 
-    def others(self, reservation: Reservation, tried: Container[str]) -> bool:
-        """Whether any node that was not tried may take the request, now or soon."""
-        pools = self.resolve(reservation.ask.model)
+    def others(self, reservation: Reservation, tried: Container[str], model: str = "") -> bool:
+        """Whether any node that was not tried may take the request, of ``model`` if given, now or soon."""
+        pools = self.resolve(model or reservation.ask.model)
         mine = reservation.node.id
         return bool(pools) and any(n.live and n.id != mine and n.id not in tried for n in pools[0].nodes.values())
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shared import headers
+from shared.config.migration import MigrationConfig
 from shared.config.schema import Config, ConfigError
 
 # Metadata that no setting may let through: credentials stop at the router, framing is a connection's own.
@@ -30,6 +31,28 @@ _NEVER = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationSettings:
+    """Bounds of streams that go on elsewhere, as ``router.migration`` has them."""
+
+    max_request_bytes: int = 256 << 10
+    max_tokens: int = 32_768
+    memory: int = 256 << 20
+    attempts: int = 3
+    max_stall: float = 30.0
+    max_prefill_tokens: int = 262_144
+    share: float = 0.2
+    burst: int = 2000
+    poison_seconds: float = 300.0
+
+    @classmethod
+    def from_config(cls, config: MigrationConfig) -> MigrationSettings | None:
+        """None where it is off."""
+        if not config.enabled:
+            return None
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
     """Limits and names of the router's data plane."""
 
@@ -49,6 +72,7 @@ class RelaySettings:
     forward_metadata: frozenset[bytes] = frozenset()
     cors_origins: frozenset[bytes] = frozenset()
     access_log: bool = True
+    migration: MigrationSettings | None = None
 
     @classmethod
     def from_config(cls, config: Config) -> RelaySettings:
@@ -74,6 +98,7 @@ class RelaySettings:
             forward_metadata=extra,
             cors_origins=frozenset(origin.strip().encode() for origin in router.cors_origins),
             access_log=server.access_log,
+            migration=MigrationSettings.from_config(router.migration),
         )
 
 

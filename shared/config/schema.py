@@ -11,16 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.config.checks import ConfigError as ConfigError
+from shared.config.checks import need as _need
+from shared.config.migration import MigrationConfig
+
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used: one sentence with the key and the fix."""
-
-
-def _need(ok: bool, key: str, why: str) -> None:
-    if not ok:
-        raise ConfigError(f"{key}: {why}")
 
 
 class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -221,6 +216,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     outlier: OutlierConfig = OutlierConfig()  # nodes that rest because they fail
     retries: RetriesConfig = RetriesConfig()  # of requests that a node failed
     deadlines: DeadlinesConfig = DeadlinesConfig()  # time limits beside timeout_ms and connect_timeout
+    migration: MigrationConfig = MigrationConfig()  # of streams whose node is lost
 
     def validate(self) -> None:
         """Raise ConfigError for a value that makes no sense."""
@@ -229,6 +225,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         _need(0 < self.timeout_ms <= 3_600_000, "router.timeout_ms", "must be over 0 and at most 3600000")
         self.deadlines.validate()
         self.retries.validate()
+        self.migration.validate()
         self.outlier.validate()
         _need(1 <= self.workers <= 256, "router.workers", f"must be 1 to 256, not {self.workers}")
         _need(0 <= self.admin_port <= 65535, "router.admin_port", "must be 0 to 65535")
