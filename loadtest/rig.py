@@ -89,6 +89,29 @@ class Rig:
                 proc.wait(5)
         self._folder.cleanup()
 
+    def kill(self, pid: int) -> None:
+        """End one process at once, as a crash would."""
+        for proc in self._procs:
+            if proc.pid == pid:
+                proc.kill()
+                proc.wait(5)
+
+    def again(self, module: str, *args: str, env: dict[str, str] | None = None) -> int:
+        """Start a module of ours without waiting for it; its pid."""
+        log = (self.folder / f"{module}-{len(self._procs)}.log").open("wb")
+        with log:
+            proc = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                cwd=ROOT,
+                env={**os.environ, "LAYA_SERVER__CLUSTER_TOKEN": _TOKEN, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+            )
+        self._procs.append(proc)
+        return proc.pid
+
     def python(
         self, module: str, *args: str, env: dict[str, str] | None = None, limit: float = START_LIMIT
     ) -> tuple[str, int, dict[str, Any]]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": ("shared.cli.plan", "Show what a model takes of a memory."),
     "keys": ("shared.cli.keys", "Add, list and revoke API keys."),
     "config": ("shared.cli.config", "Check and show the configuration."),
+    "bench": ("shared.cli.bench", "Put a cluster under load, write a report, compare two."),
     "drain": ("shared.cli.drain", "Take a node out of service, or back in."),
     "completion": ("shared.cli.completion", "Print the completion script of a shell."),
 }

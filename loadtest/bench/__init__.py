@@ -1,0 +1,1 @@
+"""``laya bench``: named plans of load, their reports, and the comparison of two."""
