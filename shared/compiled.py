@@ -28,7 +28,7 @@ MODULES: Final = (
     )),
     *(f"router_node/relay/{name}.py" for name in (
         "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "heads", "local", "methods",
-        "peek", "phases", "relay_stream", "retries", "scan", "wire",
+        "peek", "phases", "relay_stream", "retries", "scan", "track", "wire",
     )),
     *(f"router_node/gateway/{name}.py" for name in ("asked", "gateway", "http_relay", "reply", "tunnel")),
     "shared/prefix.py",

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from router_node.admin.stages import StageTimes, merge
 from shared.errors import Code
 
 MAX_METHODS: Final = 64
@@ -75,6 +76,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     in_flight: int = 0
     routing_buckets: list[int] = []
     routing_seconds: float = 0.0
+    stage_buckets: dict[str, list[int]] = {}
+    stage_seconds: dict[str, float] = {}
     events: dict[str, int] = {}
     queue_depth: int = 0
     reservations: int = 0
@@ -97,7 +100,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 class RouterMetrics:
     """The counters of one worker. ``in_flight`` is the owner's to raise and lower: requests in the router now."""
 
-    __slots__ = ("_buckets", "_events", "_methods", "_requests", "_seconds", "in_flight")
+    __slots__ = ("_buckets", "_events", "_methods", "_requests", "_seconds", "in_flight", "stages")
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -106,6 +109,7 @@ class RouterMetrics:
         self._events: dict[str, int] = {}
         self._buckets = [0] * (len(ROUTING_BOUNDS) + 1)
         self._seconds = 0.0
+        self.stages = StageTimes()
 
     def finished(self, method: str, code: int) -> None:
         """Count a finished request. ``code`` is a gRPC code, or an HTTP status of 100 and over."""
@@ -142,6 +146,8 @@ class RouterMetrics:
             in_flight=self.in_flight,
             routing_buckets=list(self._buckets),
             routing_seconds=self._seconds,
+            stage_buckets=self.stages.buckets(),
+            stage_seconds=self.stages.seconds(),
             events=dict(self._events),
         )
 
@@ -161,6 +167,9 @@ def total(snapshots: Iterable[Snapshot]) -> Snapshot:
             requests[method, code] = requests.get((method, code), 0) + count
         for i, count in enumerate(one.routing_buckets[: len(out.routing_buckets)]):
             out.routing_buckets[i] += count
+        merge(out.stage_buckets, one.stage_buckets)
+        for stage, seconds in one.stage_seconds.items():
+            out.stage_seconds[stage] = out.stage_seconds.get(stage, 0.0) + seconds
         for name in ("events", "net", "net_reasons", "rejected"):
             _add(getattr(out, name), getattr(one, name))
         for name in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from router_node.admin.metrics import OTHER, ROUTING_BOUNDS, NodeSample, RoutesSample, Snapshot, code_label
+from router_node.admin.stages import BOUNDS
 from router_node.discovery.states import STATES
 from shared.version import __version__
 
@@ -78,15 +79,28 @@ def _requests(snapshot: Snapshot) -> Iterator[Metric]:
     routing = HistogramMetricFamily(
         "laya_router_routing_seconds", "The router's own time before a request's first byte left for its node."
     )
-    reached = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip((*ROUTING_BOUNDS, float("inf")), snapshot.routing_buckets, strict=False):
-        reached += count
-        buckets.append(("+Inf" if bound == float("inf") else repr(bound), reached))
-    if buckets:
-        routing.add_metric((), buckets, snapshot.routing_seconds)
+    if snapshot.routing_buckets:
+        routing.add_metric((), _cumulated(ROUTING_BOUNDS, snapshot.routing_buckets), snapshot.routing_seconds)
     yield routing
+    stages = HistogramMetricFamily(
+        "laya_router_stage_seconds",
+        "Where a sample of the requests spent its time; first is the first byte of a streamed answer.",
+        labels=("stage",),
+    )
+    for stage, counts in snapshot.stage_buckets.items():
+        stages.add_metric((stage,), _cumulated(BOUNDS, counts), snapshot.stage_seconds.get(stage, 0.0))
+    yield stages
     yield _counter("events", "Rarer events by name.", "event", snapshot.events)
+
+
+def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Buckets as Prometheus has them: each with all below it."""
+    out: list[tuple[str, float]] = []
+    reached = 0
+    for bound, count in zip((*bounds, float("inf")), counts, strict=False):
+        reached += count
+        out.append(("+Inf" if bound == float("inf") else repr(bound), reached))
+    return out
 
 
 def _nodes(snapshot: Snapshot) -> Iterator[Metric]:

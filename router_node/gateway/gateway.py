@@ -48,6 +48,8 @@ class Gateway:
         account = Account(core, "http", asked.label, exchange.peer, since)
         account.request_id = asked.request_id or core.make_request_id()
         account.bytes_in = len(exchange.body)
+        if core.tracer is not None:
+            core.tracer.begin(account, asked.headers)
         try:
             if asked.tunnelled and exchange.method == b"POST":
                 self._tunnel(exchange, account, asked, since)

@@ -249,6 +249,7 @@ class HttpRelay:
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the body, or why there is none."""
+        self._account.answer_ends()
         state = self._state
         if state == _OVER:
             return
@@ -315,6 +316,7 @@ class HttpRelay:
     def _answer(self, head: ResponseHead) -> bool:
         """Begin the answer; False when the request went on to another node instead."""
         status = head.status
+        self._account.answer_begins(not head.json)
         if (status == 429 or status == 503) and self._elsewhere(head):
             return False
         self._account.code = status

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from router_node.dispatch import Reservation, Ticket
 from router_node.relay.fields import Fields
+from router_node.relay.track import Track
 from shared.errors import LayaError
 from shared.net.uploads import crowded_error
 
@@ -61,6 +62,7 @@ class Account:
         "sent_at",
         "started",
         "ticket",
+        "track",
         "worked",
     )
 
@@ -91,6 +93,8 @@ class Account:
         self.ticket: Ticket | None = None
         self.paused: asyncio.TimerHandle | None = None  # before another try
         core.metrics.in_flight += 1
+        core.until_timed -= 1
+        self.track: Track | None = core.timed() if core.until_timed <= 0 else None
 
     @property
     def node_id(self) -> str:
@@ -145,7 +149,11 @@ class Account:
             outcome = core.dispatcher.submit(fields, on_grant, on_refuse)
         if isinstance(outcome, Ticket):
             self.ticket = outcome
+            if self.track is not None:
+                self.track.queued(core.clock())
             return None
+        if self.track is not None:
+            self.track.chosen(core.clock())
         self.reservation = outcome
         self.attempts += 1
         return outcome
@@ -159,6 +167,8 @@ class Account:
     def granted(self, reservation: Reservation) -> None:
         """The dispatcher chose a node after a wait, or another one."""
         self.ticket = None
+        if self.track is not None:
+            self.track.chosen(self.core.clock())
         self.reservation = reservation
         self.attempts += 1
 
@@ -196,6 +206,23 @@ class Account:
         if self.routed < 0:
             self.routed = spent = self.worked + now - since
             self.core.metrics.routed(spent)
+        if self.track is not None:
+            self.track.sent(now, self.node_id)
+
+    def answer_begins(self, streams: bool) -> None:
+        """The node's answer begins; ``streams``: it comes piece by piece."""
+        if self.track is not None:
+            self.track.answered(self.core.clock(), streams)
+
+    def answer_ends(self) -> None:
+        """The last of the node's answer is here."""
+        if self.track is not None:
+            self.track.done(self.core.clock())
+
+    def noted(self, name: str, facts: dict[str, str | int | float]) -> None:
+        """Something rare happened to the request ("migrated", say): an event of its span, where it is traced."""
+        if self.track is not None and self.track.trace is not None:
+            self.track.trace.event(name, facts, self.core.clock())
 
     def answered(self) -> None:
         """The first token of a streamed answer is here."""
@@ -261,6 +288,8 @@ class Account:
         metrics = core.metrics
         metrics.in_flight -= 1
         metrics.finished(self.method, self.code)
+        if self.track is not None:
+            core.tracked(self, self.track)
         log = core.access_log
         if log is not None:
             self.started = core.clock() - self.started

@@ -10,12 +10,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from router_node.admin.metrics import RouterMetrics
+from router_node.admin.stages import EVERY
 from router_node.dispatch import Dispatcher, Reservation
 from router_node.middleware.access_log import AccessLog
 from router_node.middleware.keys import Authorizer
 from router_node.relay.deadlines import Deadlines
 from router_node.relay.headers import HeaderRules
 from router_node.relay.settings import RelaySettings
+from router_node.relay.track import Track
 from router_node.routes.table import RouteTable
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
@@ -28,6 +30,7 @@ from shared.net.uploads import Uploads, upload_limit
 
 if TYPE_CHECKING:
     from router_node.relay.account import Account
+    from router_node.tracing import Tracer
 
 log = get("relay")
 
@@ -49,6 +52,7 @@ class RelayCore:
         access_log: AccessLog | None,
         settings: RelaySettings,
         loop: asyncio.AbstractEventLoop,
+        tracer: Tracer | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.authorizer = authorizer
@@ -57,6 +61,8 @@ class RelayCore:
         self.access_log = access_log
         self.settings = settings
         self.loop = loop
+        self.tracer = tracer
+        self.until_timed = EVERY  # requests until one is timed
         self.clock = time.perf_counter
         self.deadlines = Deadlines(loop)
         # First messages that must be read before they can be routed, and HTTP bodies until an answer to them has begun.
@@ -81,6 +87,18 @@ class RelayCore:
         """Stop the timers. Call it once the listeners are closed, so that no request is left."""
         self.deadlines.close()
         self.uploads.close()
+
+    def timed(self) -> Track:
+        """A track for the request that is to be timed now."""
+        self.until_timed = EVERY
+        return Track(True)
+
+    def tracked(self, account: Account, track: Track) -> None:
+        """A request with a track is over."""
+        now = self.clock()
+        track.add_to(self.metrics.stages, account.routed, now)
+        if track.trace is not None:
+            track.trace.ended(account, track, now)
 
     def defect(self, error: Exception, request_id: bytes) -> LayaError:
         """Report a defect of ours, with its trace at most once a second, and say what the client is told."""
@@ -115,7 +133,8 @@ class RelayCore:
             (names.REQUEST_ID, account.request_id),
         )
         out += self._tenant(caller.tenant) if caller is not None and caller.tenant else self._common
-        out += forward
+        track = account.track
+        out += forward if track is None or track.trace is None else track.trace.forwarded(forward)
         if account.plan is not None:
             account.plan.mark(out)
         return out

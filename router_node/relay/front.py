@@ -52,6 +52,8 @@ class RelayFront:
             asked = fields.get(names.REQUEST_ID)
             account.request_id = asked if asked is not None and sane_request_id(asked) else core.make_request_id()
             account.headers = fields
+            if core.tracer is not None:
+                core.tracer.begin(account, fields)
             method = head.method if head is not None else METHODS.get(fields.get(b":path", b""))
             if method is None:
                 check_path(fields.get(b":path", b""))

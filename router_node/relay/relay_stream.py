@@ -137,8 +137,7 @@ class RelayStream(Splice):
         """The first message once all of it is here. Raises LayaError."""
         if self._deframer is None:
             self._deframer = Deframer(most, self._fields.get(b"grpc-encoding", b"identity"))
-        messages = self._deframer.feed(data)
-        return messages[0] if messages else None
+        return next(iter(self._deframer.feed(data)), None)
 
     def _route(self, message: bytes, since: float) -> None:
         """Choose a node by what the message says. Raises LayaError."""
@@ -264,6 +263,7 @@ class RelayStream(Splice):
     def filter_response(self, headers: Headers) -> Headers:
         """Drop what is not for the client, add who answered."""
         account = self._account
+        account.answer_begins(self._method.streams)
         out = response_for_client(headers, account.node_id, account.request_id, account.routed)
         if account.plan is not None:
             out.append((names.ROUTE, account.plan.tag))
@@ -271,6 +271,7 @@ class RelayStream(Splice):
 
     def filter_trailers(self, headers: Headers) -> Headers:
         """Drop what is not for the client. A status that is none would be a riddle for it."""
+        self._account.answer_ends()
         if self.grpc_status in _STATUSES:
             if self.grpc_status in FAULTY:
                 self._account.node_failed()
@@ -388,8 +389,7 @@ class RelayStream(Splice):
         if self._reading:
             self._read_enough()
         core.deadlines.live.pop(self, None)
-        account.bytes_in = self.bytes_in
-        account.bytes_out = self.bytes_out
+        account.bytes_in, account.bytes_out = self.bytes_in, self.bytes_out
         if account.code == 0:
             if not self.complete:
                 account.code = int(Code.CANCELLED)

@@ -21,7 +21,7 @@ import yaml
 from shared.config.schema import Config, ConfigError, InferenceConfig
 from shared.logging import is_secret
 
-_SECTIONS = ("server", "router", "inference")
+_SECTIONS = ("server", "router", "inference", "tracing")
 _PREFIX = "LAYA_"
 # Environment variables of that prefix which are not configuration.
 _NOT_CONFIG = frozenset(("LAYA_API_KEY", "LAYA_ADDRESS", "LAYA_CONFIG", "LAYA_ADMIN"))
@@ -92,7 +92,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: must hold keys and values at the top (server, router, inference)")
+        raise ConfigError(f"{path}: must hold keys and values at the top (server, router, inference, tracing)")
     return _fold_bare_keys(raw, str(path))
 
 
@@ -126,7 +126,8 @@ def _from_environ(environ: Mapping[str, str]) -> Iterable[tuple[tuple[str, ...],
         key = tuple(part.lower() for part in name[len(_PREFIX) :].split("__"))
         if key[0] not in _SECTIONS or not all(key):
             raise ConfigError(
-                f"environment variable {name}: no such section; use LAYA_SERVER__, LAYA_ROUTER__ or LAYA_INFERENCE__"
+                f"environment variable {name}: no such section; use LAYA_SERVER__, LAYA_ROUTER__, "
+                "LAYA_INFERENCE__ or LAYA_TRACING__"
             )
         bare = (*key[:-1], key[-1].removesuffix("_file"))
         if bare != key and not _is_text(key) and _is_text(bare):

@@ -13,7 +13,7 @@ from shared.config.schema import Config
 
 _HEAD = """# Configuration
 
-One YAML file with three sections, `LAYA_SECTION__KEY` from the environment over it, flags over that:
+One YAML file with four sections, `LAYA_SECTION__KEY` from the environment over it, flags over that:
 
 ```
 LAYA_ROUTER__TIMEOUT_MS=500 laya-router --config laya.yaml --port 9000

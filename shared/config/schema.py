@@ -1,4 +1,4 @@
-"""The one configuration file: ``server``, ``router`` and ``inference``.
+"""The one configuration file: ``server``, ``router``, ``inference`` and ``tracing``.
 
 Every key has a default that is safe on a small machine. Values are checked by ``msgspec`` for type and by
 ``validate()`` of each section for sense; a message names the key and the fix. Times are seconds and sizes are bytes
@@ -14,6 +14,7 @@ import msgspec
 from shared.config.checks import ConfigError as ConfigError
 from shared.config.checks import need as _need
 from shared.config.migration import MigrationConfig
+from shared.config.tracing import TracingConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -375,9 +376,11 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     server: ServerConfig = ServerConfig()
     router: RouterConfig = RouterConfig()
     inference: InferenceConfig = InferenceConfig()
+    tracing: TracingConfig = TracingConfig()
 
     def validate(self) -> None:
         """Raise ConfigError for the first value that makes no sense."""
         self.server.validate()
         self.router.validate()
         self.inference.validate()
+        self.tracing.validate()
