@@ -18,9 +18,23 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -(1 << 31), (1 << 31) - 1
 
 
 class Call:
-    """One request's surroundings. ``deadline`` is in the loop's time; ``priority`` None means: as the body says."""
+    """One request's surroundings. ``deadline`` is in the loop's time; ``priority`` None means: as the body says.
 
-    __slots__ = ("clamps", "deadline", "dispatch", "priority", "request_id", "rewrite", "salt", "traceparent")
+    ``timed``: the client wants to know what the node's messages cost.
+    """
+
+    __slots__ = (
+        "clamps",
+        "deadline",
+        "dispatch",
+        "priority",
+        "request_id",
+        "rewrite",
+        "salt",
+        "timed",
+        "traceparent",
+        "tracestate",
+    )
 
     def __init__(self, metadata: Mapping[bytes, bytes], request_id: str, deadline: float | None = None) -> None:
         """Raises LayaError INVALID_ARGUMENT for metadata that makes no sense."""
@@ -31,6 +45,8 @@ class Call:
         self.salt = _text(get(names.SALT, b""), "laya-salt", MAX_SALT)
         self.rewrite = _text(get(names.REWRITE, b""), "laya-rewrite", MAX_SALT)
         self.traceparent = get(names.TRACEPARENT)
+        self.tracestate = get(names.TRACESTATE)
+        self.timed = get(names.TIMING) == b"1"
         raw = get(names.CLAMPS)
         self.clamps: Clamps = clamping.parse(raw) if raw else clamping.NONE
         raw = get(names.PRIORITY)

@@ -15,16 +15,25 @@ from inference_node.call import Call
 from inference_node.metrics import NodeMetrics, ServiceMetrics
 from inference_node.report import Reporter
 from inference_node.state import NodeState, Serving
+from inference_node.tracing import Trace, Tracing
 from shared.errors import LayaError
 
 
 class Door:
     """Makes visits; one per node."""
 
-    __slots__ = ("_metrics", "clock", "reporter", "state", "visits")
+    __slots__ = ("_metrics", "clock", "reporter", "state", "tracing", "visits")
 
-    def __init__(self, state: NodeState, reporter: Reporter, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        reporter: Reporter,
+        metrics: NodeMetrics,
+        clock: Callable[[], float],
+        tracing: Tracing | None = None,
+    ) -> None:
         """``clock`` is in seconds and fine enough to time a request (an event loop's own may tick in milliseconds)."""
+        self.tracing = tracing
         self.state = state
         self.reporter = reporter
         self.clock = clock
@@ -61,6 +70,9 @@ class Visit:
         "admitted_at",
         "arrived",
         "first_at",
+        "serialising",
+        "timed",
+        "trace",
     )
 
     def __init__(
@@ -86,6 +98,11 @@ class Visit:
         self.arrived = arrived
         self.admitted_at = 0.0
         self.first_at = 0.0
+        self.serialising = 0.0  # seconds, where it is ``timed``
+        self.trace: Trace | None = None
+        if door.tracing is not None:
+            self.trace = door.tracing.begin(call, arrived, door.clock())
+        self.timed = call.timed or self.trace is not None
 
     async def __aenter__(self) -> Visit:
         call = self._call
@@ -96,11 +113,13 @@ class Visit:
             )
         except LayaError as e:
             self._leave()
+            self._tell(e)
             self._service.refused.inc()
             self._metrics.refusals.labels(e.reason).inc()
             raise
-        except BaseException:
+        except BaseException as e:
             self._leave()
+            self._tell(e)
             self._service.cancelled.inc()
             raise
         self.admitted_at = self._door.clock()
@@ -114,6 +133,7 @@ class Visit:
         if self._admitted is not None:
             self._admitted.release()
         self._leave()
+        self._tell(error)
         service = self._service
         service.total.observe(self._door.clock() - self.arrived)
         if error is None:
@@ -139,9 +159,19 @@ class Visit:
         if self._counted and self._started == len(self._need.prompts):
             self._door.reporter.used(self._call.dispatch, self._need.prefill_tokens, self._cached)
 
+    def now(self) -> float:
+        """The door's clock."""
+        return self._door.clock()
+
     def generated(self, tokens: int) -> None:
         """So many new tokens in all."""
         self._metrics.completion_tokens.inc(tokens)
+
+    def _tell(self, error: BaseException | None) -> None:
+        """The visit is over: its spans, where it is traced."""
+        if self.trace is not None:
+            self.trace.used(self._need.prefill_tokens, self._cached)
+            self.trace.ended(self.admitted_at, self.first_at, self.serialising, self._door.clock(), error)
 
     def _count(self) -> None:
         self._counted = True

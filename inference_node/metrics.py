@@ -72,11 +72,30 @@ class NodeMetrics:
         registry.register(_Gauges(state, reporter, net or NetCounters()))
         self.services = {name: ServiceMetrics(self, name) for name in SERVICES}
 
+    def follow_spans(self, counts: Callable[[], dict[str, int]]) -> None:
+        """Show what became of the spans of traced requests."""
+        self.registry.register(_Spans(counts))
+
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format, the engine's own metrics after ours."""
         text = generate_latest(self.registry)
         serving = self._state.serving_or_none
         return text if serving is None else text + serving.engine.metrics_text().encode()
+
+
+class _Spans(Collector):
+    """Reads the exporter's counts at scrape time."""
+
+    def __init__(self, counts: Callable[[], dict[str, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "laya_node_spans", "Spans of traced requests, by what became of them", labels=["result"]
+        )
+        for result, count in self._counts().items():
+            family.add_metric([result], count)
+        yield family
 
 
 class _Gauges(Collector):

@@ -21,6 +21,7 @@ from inference_node.report import Reporter
 from inference_node.routes import routes
 from inference_node.service import InferenceService
 from inference_node.state import NodeState, Serving
+from inference_node.tracing import Tracing
 from inference_node.tunnel import OpenAIFront, Tunnel
 from router_node.discovery.address import is_loopback
 from router_node.discovery.registration import valid_node_id
@@ -58,7 +59,8 @@ class Node:
         self.reporter = Reporter(self.state, loop.time)
         self.metrics = NodeMetrics(self.state, self.reporter, flusher.counters)
         self.auth = ClusterAuth(server.cluster_token)
-        self.door = Door(self.state, self.reporter, self.metrics, time.monotonic)
+        self._tracing = Tracing(config, inference.node_id) if config.tracing.endpoint else None
+        self.door = Door(self.state, self.reporter, self.metrics, time.monotonic, self._tracing)
         self.drainer = Drainer(self.state, self.door, log)
         self._bridge = RareBridge(RareServices(self.state), self.auth, net, flusher, log)
         front = OpenAIFront(self.state, self.door, log)
@@ -100,6 +102,9 @@ class Node:
         """Bind the port; requests are refused as NOT_READY until ``serve``. Raises ListenError or ConfigError."""
         await self._listener.start()
         self._certificates.start()
+        if self._tracing is not None:
+            self._tracing.exporter.start()
+            self.metrics.follow_spans(self._tracing.exporter.counts)
         state = self.state
         state.node_id = state.node_id or ids.default_node_id(self._listener.port)
         if not valid_node_id(state.node_id):
@@ -142,6 +147,8 @@ class Node:
         await self._listener.close(0.5)
         await self._certificates.close()
         await self._bridge.close()
+        if self._tracing is not None:
+            await self._tracing.exporter.close()
         if self._keeper is not None:
             await self._keeper.close()
         if self._reports is not None:

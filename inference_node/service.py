@@ -109,6 +109,8 @@ class InferenceService:
         about = _about(call)
         prompts, need, model = await self._preparer.embed(request, about)
         async with self._door.visit("embed", about, need, about.priority_over(request.priority), arrived) as visit:
+            if visit.trace is not None:
+                visit.trace.about("Embed", model)
             try:
                 vectors = await self._state.serving.engine.embed(about.request_id, prompts, request.dimensions)
             except BadRequest as e:
@@ -164,6 +166,8 @@ class _Run:
         left = job.generate.sampling.n
         async with self._door.visit(self._service, job.call, job.need, job.generate.priority, self._arrived) as visit:
             self._visit = visit
+            if visit.trace is not None:
+                visit.trace.typed(self._service, job)
             try:
                 async with aclosing(engine.generate(job.generate)) as deltas:
                     async for delta in deltas:
@@ -173,13 +177,22 @@ class _Run:
                         self._tokens += len(delta.token_ids)
                         if delta.finish_reason:
                             left -= 1
+                            if visit.trace is not None:
+                                visit.trace.finished(delta.finish_reason)
+                        if not visit.timed:
+                            await emit(delta, left == 0)
+                            continue
+                        since = self._door.clock()
                         await emit(delta, left == 0)
+                        visit.serialising += self._door.clock() - since
             except BadRequest as e:
                 raise refused(e) from None
             except EngineError as e:
                 raise state.engine_error(e) from e
             finally:
                 visit.generated(self._tokens)
+                if visit.trace is not None:
+                    visit.trace.generated(self._tokens)
             if left:
                 raise LayaError(Code.INTERNAL, "ENGINE_FAILED", "The engine ended the request before it was complete.")
 
@@ -201,4 +214,5 @@ class _Run:
             queue_seconds=visit.admitted_at - arrived,
             ttft_seconds=visit.first_at - arrived,
             total_seconds=self._door.clock() - arrived,
+            serialise_seconds=visit.serialising,
         )

@@ -119,6 +119,8 @@ class OpenAIFront:
         need = Need(prompts, plan.max_new_tokens, plan.sequences)
         raw = bodies.encode(body) if plan.changed else request.body
         async with self._door.visit("openai", call, need, plan.priority, arrived) as visit:
+            if visit.trace is not None:
+                visit.trace.about(path, self._state.names[0], plan.max_new_tokens, plan.sequences)
             await self._run(serving, path, query, request, raw, call, reply, visit)
 
     async def _run(
@@ -241,9 +243,18 @@ class _AppIO:
             if last:
                 self.ended = True
             if data or last:
-                await self._reply.body(bytes(data), last)
+                await self._write(bytes(data), last)
             if last:
                 self._gone.set()
+
+    async def _write(self, data: bytes, last: bool) -> None:
+        visit = self._visit
+        if visit is None or not visit.timed:
+            await self._reply.body(data, last)
+            return
+        since = visit.now()
+        await self._reply.body(data, last)
+        visit.serialising += visit.now() - since
 
     def _headers(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
         out = [(n.lower(), v.strip()) for n, v in headers if n.lower() not in _NOT_TO_CLIENT]

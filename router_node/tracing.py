@@ -14,13 +14,16 @@ is no ``Tracer`` either.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from router_node.relay.track import Track
 from shared import headers as names
+from shared.config import Config
 from shared.errors import Code
+from shared.ids import default_node_id
 from shared.net.api import Headers
 from shared.tracing import span as say
 from shared.tracing.context import Context, Sampler, new_id
@@ -56,6 +59,16 @@ class Tracer:
         if account.track is None:
             account.track = Track(False)
         account.track.trace = Trace(context, self._exporter, account.started, account.core.clock())
+
+
+class Tracing:
+    """The parts of one process's tracing, where an endpoint is configured: who decides, and who sends."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises ConfigError for a file that cannot be read or a package that is not installed."""
+        settings = config.tracing
+        self.exporter = Exporter(settings, "laya-router", default_node_id(os.getpid()))
+        self.tracer = Tracer(Sampler(settings.sample_ratio, settings.parent_based), self.exporter)
 
 
 class Trace:

@@ -16,6 +16,7 @@ MAX_TOKENS: Final = b"laya-max-tokens"  # new tokens at most, times n, decimal
 PREFIX: Final = b"laya-prefix"  # chained xxh3-64 of byte blocks: up to 64 of 16 hex digits, with ","
 PRIORITY: Final = b"laya-priority"  # signed decimal, lower is earlier
 TIMEOUT: Final = b"laya-timeout-ms"  # over HTTP: time for the whole request; gRPC has grpc-timeout
+TIMING: Final = b"laya-timing"  # "1": the node measures also what making and handing on its messages took
 NO_MIGRATE: Final = b"laya-no-migrate"  # "1": this stream must not go on elsewhere
 
 # Set by the router for the node; stripped when a client sends them.
@@ -35,6 +36,7 @@ JOURNAL: Final = b"laya-journal"
 NODE: Final = b"laya-node"  # node that answered
 ROUTE: Final = b"laya-route"  # rule that applied and the version of the table, as name@number
 ROUTER_TIME: Final = b"laya-router-us"  # router's own work before the first byte to the node, microseconds
+QUEUE_TIME: Final = b"laya-queue-us"  # wait in the router for a node with room, microseconds; only where there was one
 MIGRATABLE: Final = b"laya-migratable"  # "1", or "0; " and why the stream cannot go on elsewhere
 MIGRATED: Final = b"laya-migrated"  # trailer: "from=NODE to=NODE stall_ms=N", one for each time, with ","
 
@@ -55,6 +57,7 @@ TO_NODE: Final = CLIENT_SET | {
     b"grpc-previous-rpc-attempts",
     b"user-agent",
     REQUEST_ID,
+    TIMING,
     TRACEPARENT,
     TRACESTATE,
 }

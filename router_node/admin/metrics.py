@@ -82,6 +82,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     queue_depth: int = 0
     reservations: int = 0
     net: dict[str, int] = {}
+    spans: dict[str, int] = {}
     net_reasons: dict[str, int] = {}
     nodes: list[NodeSample] = []
     sources: dict[str, bool] = {}
@@ -170,7 +171,7 @@ def total(snapshots: Iterable[Snapshot]) -> Snapshot:
         merge(out.stage_buckets, one.stage_buckets)
         for stage, seconds in one.stage_seconds.items():
             out.stage_seconds[stage] = out.stage_seconds.get(stage, 0.0) + seconds
-        for name in ("events", "net", "net_reasons", "rejected"):
+        for name in ("events", "net", "net_reasons", "rejected", "spans"):
             _add(getattr(out, name), getattr(one, name))
         for name in (
             "in_flight",

@@ -91,6 +91,7 @@ def _requests(snapshot: Snapshot) -> Iterator[Metric]:
         stages.add_metric((stage,), _cumulated(BOUNDS, counts), snapshot.stage_seconds.get(stage, 0.0))
     yield stages
     yield _counter("events", "Rarer events by name.", "event", snapshot.events)
+    yield _counter("spans", "Spans of traced requests, by what became of them.", "result", snapshot.spans)
 
 
 def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

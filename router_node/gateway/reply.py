@@ -77,6 +77,5 @@ def answer_headers(headers: Headers, account: Account, extra: Headers) -> Header
         (names.ROUTER_TIME, b"%d" % (account.routed * 1e6)),
         *extra,
     ]
-    if account.plan is not None:
-        out.append((names.ROUTE, account.plan.tag))
+    account.mark(out)
     return out

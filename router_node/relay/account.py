@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 from router_node.dispatch import Reservation, Ticket
 from router_node.relay.fields import Fields
 from router_node.relay.track import Track
+from shared import headers as names
 from shared.errors import LayaError
+from shared.net.api import Headers
 from shared.net.uploads import crowded_error
 
 if TYPE_CHECKING:
@@ -218,6 +220,13 @@ class Account:
         """The last of the node's answer is here."""
         if self.track is not None:
             self.track.done(self.core.clock())
+
+    def mark(self, out: Headers) -> None:
+        """Tell the client, with its answer, of the rule that applied and of the wait for a node with room."""
+        if self.plan is not None:
+            out.append((names.ROUTE, self.plan.tag))
+        if self.reservation is not None and self.reservation.waited > 0.0:
+            out.append((names.QUEUE_TIME, b"%d" % (self.reservation.waited * 1e6)))
 
     def noted(self, name: str, facts: dict[str, str | int | float]) -> None:
         """Something rare happened to the request ("migrated", say): an event of its span, where it is traced."""

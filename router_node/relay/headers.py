@@ -30,7 +30,8 @@ _SINGLE: Final = (
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"te", b"trailer")
 )
-_NOT_TO_CLIENT: Final = _HOP_BY_HOP | names.ROUTER_SET | {names.NODE, names.REQUEST_ID, names.ROUTER_TIME}
+_OURS: Final = frozenset((names.NODE, names.REQUEST_ID, names.ROUTER_TIME, names.QUEUE_TIME))
+_NOT_TO_CLIENT: Final = _HOP_BY_HOP | names.ROUTER_SET | _OURS
 
 GRPC: Final = (b"content-type", b"application/grpc")
 _STATUS_200: Final = (b":status", b"200")

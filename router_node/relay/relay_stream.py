@@ -265,8 +265,7 @@ class RelayStream(Splice):
         account = self._account
         account.answer_begins(self._method.streams)
         out = response_for_client(headers, account.node_id, account.request_id, account.routed)
-        if account.plan is not None:
-            out.append((names.ROUTE, account.plan.tag))
+        account.mark(out)
         return out
 
     def filter_trailers(self, headers: Headers) -> Headers:
