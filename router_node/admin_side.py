@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket as sockets
+from collections.abc import Callable, Sequence
 
 from router_node.admin.bridge import Bridge
 from router_node.admin.metrics import Snapshot
@@ -22,7 +23,7 @@ class AdminSide:
     """Made once in each router, in the supervisor where there are workers.
 
     ``socket`` is the private socket's address, on which this side serves. ``trouble`` is what is wrong though requests
-    are served.
+    are served. ``inherited`` are the private listener's sockets where this router succeeds another one.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class AdminSide:
         not_ready: Callable[[], str],
         leave: Leave,
         trouble: Callable[[], str] = str,
+        inherited: Sequence[sockets.socket] = (),
     ) -> None:
+        self._heir = bool(inherited)
         router = config.router
         self._bridge = Bridge(socket, nodes.net, nodes.flusher)
         shown = RoutesView(nodes.table, routes.manager, routes.desk, routes.kept)
@@ -54,6 +57,7 @@ class AdminSide:
             flusher=nodes.flusher,
             host=router.admin_host,
             port=router.admin_port,
+            inherited=inherited,
         )
         nodes.membership.on_change.append(self.readiness_changed)
 
@@ -66,10 +70,28 @@ class AdminSide:
         """Have the health service look again."""
         self._server.readiness_changed()
 
+    @property
+    def sockets(self) -> list[sockets.socket]:
+        """Those that listen."""
+        return self._listener.sockets
+
     async def start(self) -> None:
-        """Serve. Raises OSError when the socket or the port cannot be had."""
+        """Serve, but for what ``open`` has to wait with. Raises OSError when the socket or the port cannot be had."""
         await self._server.start()
         await self._bridge.start()
+        if not self._heir:
+            await self._open()
+
+    async def open(self) -> None:
+        """The router serves. One that succeeds another answers only now: that one was ready all the time."""
+        if self._heir:
+            await self._open()
+
+    def deafen(self) -> None:
+        """A successor answers from now on."""
+        self._listener.deafen()
+
+    async def _open(self) -> None:
         try:
             await self._listener.start()
         except ListenError as error:

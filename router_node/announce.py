@@ -12,6 +12,7 @@ from router_node.config import Options
 from shared import logging as logs
 from shared.compiled import compiled
 from shared.config.loader import redact_url
+from shared.notify import notify
 
 log = logs.get("router")
 
@@ -38,7 +39,9 @@ def announce(options: Options, address: str, admin: str) -> None:
         store=redact_url(server.redis) or "none",
         keys="required" if options.keys is not None else "none",
         compiled=compiled(),
+        pid=os.getpid(),
     )
+    notify("READY=1")
     if options.ready_fd >= 0:
         line = msgspec.json.encode(Ready("ready", address, admin, os.getpid())) + b"\n"
         with contextlib.suppress(OSError):  # the parent stopped listening; that is its business

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from router_node.admin.lag import LoopLag
 from router_node.admin.metrics import RouterMetrics, Snapshot
@@ -18,17 +20,18 @@ from router_node.relay.core import RelayCore
 from router_node.relay.front import RelayFront
 from router_node.relay.settings import RelaySettings
 from router_node.signals import unless
-from router_node.tracing import Tracing
 from shared.config import Config
 from shared.net.api import Upstream
-from shared.net.listener import Listener, ListenError
+from shared.net.listener import LAST_REQUEST, Listener, ListenError
+
+LAST_WHEN_REPLACED: Final = 10.0  # seconds that idle HTTP/1.1 connections have for one more request, then
 
 
 class ClientSide:
     """Made once in each process that serves the public port.
 
     ``keys`` is None where every caller is accepted. ``bridge`` leads to the services on the private socket. With
-    ``shared_port`` other processes may listen on the same port.
+    ``shared_port`` other processes may listen on the same port. ``inherited`` are sockets that listen on it already.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class ClientSide:
         bridge: Upstream,
         *,
         shared_port: bool = False,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
         self.draining = False
         self._config = config
@@ -51,7 +55,6 @@ class ClientSide:
             if config.server.access_log
             else None
         )
-        self._tracing = Tracing(config) if config.tracing.endpoint else None
         self._lag = LoopLag()
         self._core = RelayCore(
             dispatcher=nodes.dispatcher,
@@ -61,7 +64,6 @@ class ClientSide:
             access_log=self._access_log,
             settings=RelaySettings.from_config(config),
             loop=asyncio.get_running_loop(),
-            tracer=self._tracing.tracer if self._tracing is not None else None,
         )
         front = RelayFront(self._core, bridge)
         gateway = Gateway(self._core, ready=lambda: not self.not_ready())
@@ -74,6 +76,7 @@ class ClientSide:
             port=config.server.port,
             tls=nodes.certificates.server(config.server.tls),
             reuse_port=shared_port,
+            inherited=inherited,
             gate=gateway.gate,
         )
 
@@ -82,13 +85,16 @@ class ClientSide:
         """host:port of the public listener, once it is started."""
         return self._listener.address
 
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """Those that listen."""
+        return self._listener.sockets
+
     async def start(self) -> None:
         """Open the public port. Raises OSError when it cannot be had."""
         self._lag.start()
         if self._access_log is not None:
             self._access_log.start()
-        if self._tracing is not None:
-            self._tracing.exporter.start()
         if self._key_watch is not None:
             self._key_watch.start()
         try:
@@ -101,13 +107,15 @@ class ClientSide:
         """Requests in the router now, waiting ones too."""
         return self._core.live
 
-    async def drain(self, hurry: asyncio.Event, grace: float = 0.0) -> bool:
+    async def drain(self, hurry: asyncio.Event, grace: float = 0.0, *, replaced: bool = False) -> bool:
         """Take no new request and let those in the router finish, up to ``grace`` seconds or until ``hurry``.
 
-        A grace of 0 takes ``drain_timeout``. True when all of them finished.
+        A grace of 0 takes ``drain_timeout``. True when all of them finished. Where a successor has ``replaced`` this
+        process nobody waits for its end, nor need anyone be told that it leaves: who asks again is the successor's.
         """
-        self.draining = True
-        work = asyncio.ensure_future(self._listener.close(grace or self._config.server.drain_timeout))
+        self.draining = not replaced
+        limit = grace or self._config.server.drain_timeout
+        work = asyncio.ensure_future(self._listener.close(limit, LAST_WHEN_REPLACED if replaced else LAST_REQUEST))
         return await unless(hurry, work) and self._core.live == 0
 
     async def close(self) -> None:
@@ -119,8 +127,6 @@ class ClientSide:
             await self._key_watch.close()
         if self._access_log is not None:
             await self._access_log.close()
-        if self._tracing is not None:
-            await self._tracing.exporter.close()
         await self._lag.close()
 
     def not_ready(self) -> str:
@@ -135,7 +141,6 @@ class ClientSide:
         snapshot.access_log_dropped = self._access_log.dropped if self._access_log is not None else 0
         snapshot.keys_refused = self._authorizer.refused
         snapshot.key_file_errors = self._key_watch.errors if self._key_watch is not None else 0
-        snapshot.spans = self._tracing.exporter.counts() if self._tracing is not None else {}
         snapshot.loop_lag = self._lag.worst
         snapshot.cpu_seconds = time.process_time()
         snapshot.tasks = len(asyncio.all_tasks())

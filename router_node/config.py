@@ -12,6 +12,7 @@ from typing import NamedTuple
 from router_node.discovery.address import AddressError, is_loopback, split_address
 from router_node.discovery.registration import valid_cluster
 from router_node.middleware.keys import KeyFileError, KeyRecord, KeyStore
+from router_node.successor import Inherited
 from shared.config import Config, ConfigError
 from shared.config.loader import load, redact_url
 from shared.store import check_url
@@ -19,16 +20,20 @@ from shared.version import __version__
 
 
 class Options(NamedTuple):
-    """What a router process is started with. ``ready_fd`` is -1 where nobody waits."""
+    """What a router process is started with. ``ready_fd`` is -1 where nobody waits, ``inherited`` mostly empty."""
 
     config: Config
     ready_fd: int
     warnings: list[str]
     keys: Sequence[KeyRecord] | None  # None: every caller is accepted
+    inherited: Inherited = Inherited()
 
 
-def parse(argv: Sequence[str] | None = None) -> Options:
-    """Read flags, file and environment. Raises ConfigError; argparse itself ends with 2 on unknown flags."""
+def parse(argv: Sequence[str] | None = None, inherited: Inherited = Inherited()) -> Options:  # noqa: B008 - immutable
+    """Read flags, file and environment. Raises ConfigError; argparse itself ends with 2 on unknown flags.
+
+    A process that succeeds another one is ``inherited`` what that had; its own flags were the other's.
+    """
     flags = _parser().parse_args(argv)
     config = load(
         flags.config,
@@ -48,7 +53,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         },
     )
     warnings = check(config)
-    return Options(config, _usable_fd(flags.ready_fd), warnings, load_keys(config))
+    ready_fd = inherited.ready_fd if inherited.ready_fd >= 0 else _usable_fd(flags.ready_fd)
+    return Options(config, ready_fd, warnings, load_keys(config), inherited)
 
 
 def check(config: Config) -> list[str]:

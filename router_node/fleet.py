@@ -33,12 +33,14 @@ from router_node.discovery.backoff import Backoff
 from router_node.discovery.base import Snapshot as Candidates
 from router_node.exits import BAD_CONFIG, FAILED, UNAVAILABLE
 from router_node.node_side import NodeSide
+from router_node.ports import Ports
 from router_node.routes.book import Book, Change
 from router_node.routes.manager import RouteManager
 from router_node.sessions.pins import Pin
 from router_node.signals import unless
 from shared import logging as logs
 from shared.config import Config
+from shared.net.bind import ListenError
 
 log = logs.get("router.supervisor")
 
@@ -71,7 +73,7 @@ class Worker:
 
 
 class Fleet:
-    """``port`` is held by the supervisor, ``bridge`` is where health and reflection are answered."""
+    """``ports`` are the sockets of the public port, ``bridge`` is where health and reflection are answered."""
 
     def __init__(
         self,
@@ -80,10 +82,10 @@ class Fleet:
         sources: Sequence[TeeSource],
         routes: RouteManager,
         *,
-        port: int,
+        ports: Ports,
         bridge: str,
     ) -> None:
-        self.draining = False
+        self.draining = self._replaced = False
         self.on_change: Callable[[], None] = lambda: None
         self._pins: dict[int, Pin] = {}  # for workers that are yet to come
         self.on_pin: Callable[[Pin], None] = lambda _: None
@@ -91,7 +93,7 @@ class Fleet:
         self._nodes = nodes
         self._sources = sources
         self._routes = routes
-        self._port = port
+        self._ports = ports
         self._bridge = bridge
         self._workers = [Worker(number) for number in range(config.router.workers)]
         self._departed = Snapshot()  # what workers that have ended had counted
@@ -128,15 +130,17 @@ class Fleet:
         logs.event(log, logging.ERROR, "workers_late", seconds=START_LIMIT)
         return FAILED
 
-    async def drain(self, hurry: asyncio.Event, grace: float = 0.0) -> bool:
+    async def drain(self, hurry: asyncio.Event, grace: float = 0.0, *, replaced: bool = False) -> bool:
         """Have every worker finish and end, within the drain timeout or until ``hurry``; true when all finished.
 
-        A ``grace`` over 0 is in place of that time-out where it is shorter: the workers keep to their own.
+        A ``grace`` over 0 is in place of that time-out where it is shorter: the workers keep to their own. They are
+        told when a successor has ``replaced`` them.
         """
-        self.draining = True
+        self.draining, self._replaced = True, replaced
+        self._ports.close()  # before the workers let go of them: nobody shall wait where nobody accepts
         limit = self._config.server.drain_timeout
         for worker in self._workers:
-            worker.signal(signal.SIGTERM)
+            worker.signal(signal.SIGUSR2 if replaced and worker.address else signal.SIGTERM)
         finished = await unless(hurry, asyncio.ensure_future(self._gone(min(grace or limit, limit) + EXIT_LIMIT)))
         if not finished:
             for worker in self._workers:
@@ -165,7 +169,7 @@ class Fleet:
 
     def not_ready(self) -> str:
         """Why no request can be taken now, or ""."""
-        if self.draining:
+        if self.draining and not self._replaced:
             return "the router is draining"
         if not any(worker.address for worker in self._workers):
             return "no worker serves yet"
@@ -249,12 +253,18 @@ class Fleet:
 
     async def _live(self, worker: Worker) -> int:
         """One life of a worker; its exit code, negative for a signal."""
+        try:
+            listening = await self._ports.of(worker.number)
+        except ListenError as error:
+            logs.event(log, logging.ERROR, "port_lost", why=str(error))
+            return UNAVAILABLE
         ours, theirs = socket.socketpair()
         with theirs:
+            passed = [theirs.fileno(), *(sock.fileno() for sock in listening)]
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "router_node.worker", str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
+                    *(sys.executable, "-m", "router_node.worker", *map(str, passed)),
+                    pass_fds=passed,
                     stdin=asyncio.subprocess.DEVNULL,
                 )
             except OSError:
@@ -269,11 +279,15 @@ class Fleet:
             names = [source.name for source in self._sources]
             views = [View(source.name, source.last) for source in self._sources if source.last is not None]
             table = Table.of(self._routes.book)
-            self._send(worker, Start(self._config, worker.number, self._port, self._bridge, names, views, table))
+            self._send(
+                worker,
+                Start(self._config, worker.number, listening[0].getsockname()[1], self._bridge, names, views, table),
+            )
             await self._hear(worker, channel)
         finally:
             await channel.close()
             await self._reap(worker, process)
+            self._ports.lost(worker.number)
         return process.returncode if process.returncode is not None else FAILED
 
     async def _hear(self, worker: Worker, channel: Channel) -> None:

@@ -15,8 +15,10 @@ import uvloop
 from router_node.announce import announce
 from router_node.config import Options, complain, parse
 from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
+from router_node.successor import Listening, inherited, until_over
 from shared import logging as logs
 from shared.config import ConfigError
+from shared.notify import notify
 from shared.open_files import raise_limit
 
 log = logs.get("router")
@@ -30,15 +32,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run until a signal; the exit code."""
     try:
-        options = parse(argv)
+        options = parse(argv, inherited())
         logs.setup(options.config.server.log_level, options.config.server.log_format)
         raise_limit(options.config.server.max_connections)
         for warning in options.warnings:
             logs.event(log, logging.WARNING, "exposed", detail=warning)
+        # Processes are started while gRPC runs in this one. Its fork handlers could stop its own threads in the middle
+        # of a call; a child that only executes another program needs none. Read when grpc is imported.
+        os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
         if options.config.router.workers > 1:
-            # A supervisor starts processes while gRPC runs in it. Its fork handlers could stop its own threads in
-            # the middle of a call; a child that only executes another program needs none. Read when grpc is imported.
-            os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
             from router_node.supervisor import supervise
 
             return uvloop.run(supervise(options))
@@ -73,7 +75,7 @@ async def serve(options: Options) -> int:
         routes = RouteSide(config, nodes)
         sessions = SessionSide(config, nodes)
         bridge = Bridge(socket, nodes.net, nodes.flusher)
-        clients = ClientSide(config, nodes, options.keys, bridge)
+        clients = ClientSide(config, nodes, options.keys, bridge, inherited=options.inherited.public)
         admin = AdminSide(
             config,
             nodes,
@@ -84,20 +86,26 @@ async def serve(options: Options) -> int:
             not_ready=clients.not_ready,
             leave=Leave(signals.ask, lambda: clients.live),
             trouble=sessions.trouble,
+            inherited=options.inherited.admin,
         )
         for part in (admin, bridge, nodes, routes, sessions, clients):  # they end in the opposite order
             stack.push_async_callback(part.close)
             if part is clients:
                 await nodes.reach()
             await part.start()
+        await admin.open()
         settle_heap()
         announce(options, clients.address, admin.address)
-        await signals.stop.wait()
+        replaced = await until_over(signals, lambda: Listening(clients.sockets, admin.sockets))
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
-        clients.draining = True
-        admin.readiness_changed()
-        await unless(signals.hurry, asyncio.ensure_future(asyncio.sleep(config.server.drain_delay)))
-        finished = await clients.drain(signals.hurry, signals.grace)
+        if replaced:
+            admin.deafen()
+        else:
+            notify("STOPPING=1")
+            clients.draining = True
+            admin.readiness_changed()
+            await unless(signals.hurry, asyncio.ensure_future(asyncio.sleep(config.server.drain_delay)))
+        finished = await clients.drain(signals.hurry, signals.grace, replaced=replaced)
     logs.event(log, logging.INFO, "router_stopped", finished=finished)
     return OK if finished or not signals.hurry.is_set() else FAILED
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first asks for an orderly end, the second for an end at once."""
+"""SIGTERM and SIGINT: the first asks for an orderly end, the second for an end at once. SIGUSR2: for a successor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Within ``with``, signals set ``stop``, then ``hurry``; a third one kills the process as it would any other."""
+    """Within ``with``, signals set ``stop``, then ``hurry``; a third one kills the process as it would any other.
+
+    SIGUSR2 sets ``replace``.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, numbers: Sequence[signal.Signals] = _SIGNALS) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.replace = asyncio.Event()
         self.grace = 0.0
         """Seconds that the end may take; 0 leaves that to the configuration."""
         self._loop = loop
@@ -31,10 +35,11 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         for number in self._numbers:
             self._loop.add_signal_handler(number, self._asked, number)
+        self._loop.add_signal_handler(signal.SIGUSR2, self.replace.set)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number in self._numbers:
+        for number in (*self._numbers, signal.SIGUSR2):
             self._loop.remove_signal_handler(number)
 
     def _asked(self, number: signal.Signals) -> None:
@@ -60,3 +65,14 @@ async def unless(hurry: asyncio.Event, work: asyncio.Future[None]) -> bool:
     finally:
         waiter.cancel()
         await asyncio.gather(waiter, return_exceptions=True)
+
+
+async def first(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waiters = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)

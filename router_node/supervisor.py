@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from router_node.admin.metrics import Snapshot
 from router_node.admin.server import Leave, private_socket
@@ -23,11 +21,14 @@ from router_node.control import TeeSource
 from router_node.exits import FAILED, OK
 from router_node.fleet import Fleet
 from router_node.node_side import NodeSide, configured_sources
+from router_node.ports import Ports, hold_port
 from router_node.route_side import RouteSide
 from router_node.session_side import counts, pin_store
 from router_node.sessions.store import PinStore
 from router_node.signals import StopSignals, unless
+from router_node.successor import Listening, until_over
 from shared import logging as logs
+from shared.notify import notify
 from shared.pb.laya.v1 import admin_pb2
 
 log = logs.get("router.supervisor")
@@ -39,11 +40,14 @@ async def supervise(options: Options) -> int:
     async with contextlib.AsyncExitStack() as stack:
         signals = stack.enter_context(StopSignals(asyncio.get_running_loop()))
         private = stack.enter_context(private_socket())
-        held = stack.enter_context(hold_port(config.server.host, config.server.port))
+        left = options.inherited
+        port = stack.enter_context(hold_port(config.server.host, config.server.port, left.public))
+        ports = Ports(config.server.host, port, config.router.workers, left.public)
+        stack.callback(ports.close)
         sources = [TeeSource(source) for source in configured_sources(config)]
         nodes = NodeSide(config, sources, worker=config.router.workers)
         routes = RouteSide(config, nodes)
-        fleet = Fleet(config, nodes, sources, routes.manager, port=held.getsockname()[1], bridge=private)
+        fleet = Fleet(config, nodes, sources, routes.manager, ports=ports, bridge=private)
         pins = pin_store(config, fleet.take_pins)
         admin = AdminSide(
             config,
@@ -55,6 +59,7 @@ async def supervise(options: Options) -> int:
             not_ready=fleet.not_ready,
             leave=Leave(signals.ask, lambda: fleet.workers_total().in_flight),
             trouble=lambda: pins.trouble if pins is not None else "",
+            inherited=left.admin,
         )
         fleet.on_change = admin.readiness_changed
         if pins is not None:
@@ -70,13 +75,19 @@ async def supervise(options: Options) -> int:
         if code is not None:
             return code
         if not stop.done():
+            await nodes.reach()
+            await admin.open()
             announce(options, fleet.address, admin.address)
-        await stop
+        replaced = await until_over(signals, lambda: Listening(ports.all, admin.sockets))
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
-        fleet.draining = True
-        admin.readiness_changed()
-        await unless(signals.hurry, asyncio.ensure_future(asyncio.sleep(config.server.drain_delay)))
-        finished = await fleet.drain(signals.hurry, signals.grace)
+        if replaced:
+            admin.deafen()
+        else:
+            notify("STOPPING=1")
+            fleet.draining = True
+            admin.readiness_changed()
+            await unless(signals.hurry, asyncio.ensure_future(asyncio.sleep(config.server.drain_delay)))
+        finished = await fleet.drain(signals.hurry, signals.grace, replaced=replaced)
     logs.event(log, logging.INFO, "router_stopped", finished=finished)
     return OK if finished or not signals.hurry.is_set() else FAILED
 
@@ -85,31 +96,6 @@ def _with_pins(snapshot: Snapshot, pins: PinStore | None) -> Snapshot:
     if pins is not None:
         snapshot.pins = counts(pins)
     return snapshot
-
-
-@contextlib.contextmanager
-def hold_port(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind the public port without listening: it stays ours while workers come and go.
-
-    Raises OSError when someone listens there already, which SO_REUSEPORT alone would silently share.
-    """
-    family, kind, proto, _, address = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM)[0]
-    try:
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-        held = socket.socket(family, kind, proto)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            why = "is in use by another process: stop it or choose another port."
-        else:
-            why = f"cannot be bound: {error.strerror}."
-        raise OSError(f"server.port: {host}:{port} {why}") from None
-    with held:
-        yield held
 
 
 class FleetView(LocalView):

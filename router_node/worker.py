@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 import msgspec
 import uvloop
@@ -41,7 +42,7 @@ from router_node.routes.manager import RouteManager
 from router_node.routes.rules import RouteError
 from router_node.session_side import PinKeeper, Relay, mode_of
 from router_node.sessions.pins import Pin
-from router_node.signals import StopSignals
+from router_node.signals import StopSignals, first
 from shared import logging as logs
 from shared.config import ConfigError
 
@@ -49,10 +50,13 @@ _START_TIMEOUT = 10.0  # seconds for the supervisor's first message
 
 
 def main() -> None:
-    """Run on the socket whose number is the only argument."""
+    """Run on the socket whose number is the first argument; those that listen follow."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor passes it on
     try:
-        code = uvloop.run(work(socket.socket(fileno=int(sys.argv[1]))))
+        sock, *listening = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+        for one in (sock, *listening):
+            one.set_inheritable(False)
+        code = uvloop.run(work(sock, listening))
     except ConfigError as error:
         complain(error)
         code = BAD_CONFIG
@@ -64,7 +68,7 @@ def main() -> None:
     sys.exit(code)
 
 
-async def work(sock: socket.socket) -> int:
+async def work(sock: socket.socket, listening: Sequence[socket.socket]) -> int:
     """Serve until told to stop; the exit code."""
     async with contextlib.AsyncExitStack() as stack:
         signals = stack.enter_context(StopSignals(asyncio.get_running_loop(), (signal.SIGTERM,)))
@@ -94,7 +98,7 @@ async def work(sock: socket.socket) -> int:
             keeper = PinKeeper(config, nodes, relay.offer)
             stack.callback(keeper.close)
         bridge = Bridge(start.bridge, nodes.net, nodes.flusher)
-        clients = ClientSide(config, nodes, load_keys(config), bridge, shared_port=True)
+        clients = ClientSide(config, nodes, load_keys(config), bridge, shared_port=True, inherited=listening)
         stack.push_async_callback(bridge.close)
         await bridge.start()
         stack.push_async_callback(nodes.close)
@@ -109,8 +113,8 @@ async def work(sock: socket.socket) -> int:
             settle_heap()
             channel.send(Serving(clients.address))
             tasks.append(asyncio.create_task(_count(channel, clients, signals.stop), name="control-count"))
-            await signals.stop.wait()
-            finished = await clients.drain(signals.hurry)
+            await first(signals.stop, signals.replace)
+            finished = await clients.drain(signals.hurry, replaced=signals.replace.is_set())
         finally:
             for task in tasks:
                 task.cancel()

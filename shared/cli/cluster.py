@@ -166,6 +166,7 @@ class Cluster:
 
     def _start_router(self, env: dict[str, str], logs: Path) -> None:
         argv = [sys.executable, "-m", "router_node.main", "--admin-port", "0"]
+        env = {**env, "LAYA_KEPT_BY": "laya up"}
         if self._options.config:
             argv += ["--config", str(self._options.config)]
         if self._options.host:

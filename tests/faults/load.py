@@ -86,12 +86,18 @@ class Ask:
 
 
 class Load:
-    """Clients in closed loops. ``tally`` is the stretch that results are counted for; the owner replaces it."""
+    """Clients in closed loops. ``tally`` is the stretch that results are counted for; the owner replaces it.
 
-    def __init__(self, routers: Sequence[str], clients: int, seed: int, pause: float = 0.15) -> None:
+    With ``tries`` of 1 a client does not help itself: what fails once has failed.
+    """
+
+    def __init__(
+        self, routers: Sequence[str], clients: int, seed: int, pause: float = 0.15, tries: int = TRIES
+    ) -> None:
         self.tally = Tally("before")
         self._routers = list(routers)
         self._pause = pause
+        self._tries = tries
         self._seed = seed
         self._clients = clients
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,7 +143,7 @@ class Load:
         failure: Exception | None = None
         again: list[str] = []
         try:
-            for at in range(TRIES):
+            for at in range(self._tries):
                 retries = at
                 try:
                     async with asyncio.timeout(HUNG):

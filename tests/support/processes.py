@@ -20,6 +20,7 @@ from typing import Any
 
 from shared.cli.supervise import die_with_parent
 from tests.support import leaks
+from tests.support.adopted import Adopted, Notices, adopt_orphans
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 30.0
@@ -46,16 +47,17 @@ class Proc:
         self.log = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed by stop()
             prefix=f"laya-{name}-", suffix=".log", delete=False, dir=folder
         )
+        self._notices = Notices(f"{self.log.name}.sock")
         self._read, write = os.pipe()
         self._buffer = b""
         self.events: list[dict[str, Any]] = []
         self.leaks_looked_for = True  # by ``stop``; off where a test leaves requests running on purpose
         self._baseline: leaks.Baseline | None = None
         try:
-            self.popen = subprocess.Popen(
+            self.popen: subprocess.Popen[bytes] | Adopted = subprocess.Popen(
                 [*prefix, sys.executable, "-m", *argv, "--ready-fd", str(write)],
                 cwd=ROOT,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, "NOTIFY_SOCKET": self._notices.path, **(env or {})},
                 stdout=self.log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -104,6 +106,24 @@ class Proc:
         """What its requests have left behind in it."""
         return leaks.left_behind(self._baseline, limit) if self._baseline is not None else []
 
+    def replace(self, timeout: float = START_LIMIT) -> subprocess.Popen[bytes] | Adopted:
+        """Have a router replace itself; once another process serves in its place this is that one.
+
+        Returns the process before, which ends by itself.
+        """
+        adopt_orphans()
+        before = self.popen
+        before.send_signal(signal.SIGUSR2)
+        said = self._notices.wait("MAINPID=", timeout)
+        assert said, f"{self.name}: no successor within {timeout} s\n{self.output()}"
+        self.popen = Adopted(int(said))
+        base = self._baseline
+        self._baseline = leaks.baseline(self.popen.pid, self.ready, self._fetch)
+        if base is not None and self._baseline is not None:  # workers may have yet to say what they have
+            self._baseline.tasks = max(self._baseline.tasks, base.tasks)
+            self._baseline.files = max(self._baseline.files, base.files)
+        return before
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         with contextlib.suppress(ProcessLookupError):
@@ -124,19 +144,20 @@ class Proc:
                 try:
                     self.popen.wait(timeout)
                 except subprocess.TimeoutExpired:
-                    os.killpg(self.popen.pid, signal.SIGKILL)
-                    self.popen.wait(5)
+                    self.kill()
         finally:
             with contextlib.suppress(OSError):
                 os.close(self._read)
             self.log.close()
+            self._notices.close()
         assert not left, f"{self.name} was left with: {'; '.join(left)}\n{self.output()}"
-        return int(self.popen.returncode)
+        assert self.popen.returncode is not None
+        return self.popen.returncode
 
     def kill(self) -> None:
         """SIGKILL at once."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            os.killpg(os.getpgid(self.popen.pid), signal.SIGKILL)
         self.popen.wait(5)
 
 

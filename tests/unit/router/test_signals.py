@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from router_node.signals import StopSignals, unless
+from router_node.signals import StopSignals, first, unless
 from tests.support.ports import until
 
 
@@ -38,3 +38,10 @@ async def test_hurry_cancels_work() -> None:
     hurry.set()
     assert await waiter is False
     assert work.cancelled()
+
+
+async def test_a_successor_is_asked_for_by_a_signal_of_its_own() -> None:
+    with StopSignals(asyncio.get_running_loop()) as signals:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await first(signals.stop, signals.replace)
+        assert signals.replace.is_set() and not signals.stop.is_set()

@@ -1,0 +1,143 @@
+"""A router that replaces itself: SIGUSR2 starts another one on the same sockets; once that serves, this one leaves.
+
+Both hold the same listening sockets for a moment, so that no connection meets a closed port, nor is one lost that
+nobody has accepted yet. The new process is started from the same command line: it reads its files, and its code, anew.
+One that does not come to serve changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Final, NamedTuple
+
+from router_node.signals import StopSignals, first
+from shared import logging as logs
+from shared.notify import notify
+
+log = logs.get("router.successor")
+
+KEPT: Final = "LAYA_KEPT_BY"  # names who starts the router again when its process ends
+START_LIMIT: Final = 60.0  # seconds for a successor to serve
+_VARIABLE: Final = "LAYA_SUCCEEDS"
+_END_LIMIT: Final = 5.0  # seconds for one that is not wanted to be gone
+
+
+class Inherited(NamedTuple):
+    """What the process before has left to this one. ``ready_fd`` is where it waits, -1 where there was none."""
+
+    public: Sequence[socket.socket] = ()
+    admin: Sequence[socket.socket] = ()
+    ready_fd: int = -1
+
+
+def inherited(environ: MutableMapping[str, str] | None = None) -> Inherited:
+    """Take over what is left to us; a second call finds nothing."""
+    left = (os.environ if environ is None else environ).pop(_VARIABLE, "")
+    numbers: dict[str, list[int]] = {}
+    for word in left.split():
+        name, _, number = word.partition(":")
+        numbers.setdefault(name, []).append(int(number))
+        os.set_inheritable(int(number), False)
+    public, admin = ([socket.socket(fileno=number) for number in numbers.get(name, ())] for name in ("public", "admin"))
+    return Inherited(public, admin, numbers.get("ready", [-1])[0])
+
+
+class Listening(NamedTuple):
+    """The sockets of a running router."""
+
+    public: Sequence[socket.socket]
+    admin: Sequence[socket.socket]
+
+
+async def until_over(signals: StopSignals, listening: Callable[[], Listening]) -> bool:
+    """Wait until an end is asked for, or a successor serves. True for the latter."""
+    while not signals.stop.is_set():
+        await first(signals.stop, signals.replace)
+        if signals.replace.is_set():
+            signals.replace.clear()
+            why = refusal(os.environ, os.getpid())
+            if why:
+                logs.event(log, logging.ERROR, "successor_refused", why=why)
+            elif await succeeded(signals.stop, listening()):
+                return True
+    return False
+
+
+def refusal(environ: Mapping[str, str], pid: int) -> str:
+    """Why this process cannot be replaced by another one, in one sentence, or ""."""
+    if environ.get(KEPT):
+        return f"the process is kept by {environ[KEPT]}, which would start a third one; restart it there"
+    if pid == 1:
+        return "the container ends with its first process; replace the container, one beside the other"
+    return ""
+
+
+async def succeeded(stop: asyncio.Event, listening: Listening) -> bool:
+    """Start a successor; whether it serves."""
+    says, tells = os.pipe()
+    try:
+        child = _start(listening, tells)
+    except OSError as error:
+        os.close(says)
+        logs.event(log, logging.ERROR, "successor_failed", why=str(error))
+        return False
+    finally:
+        os.close(tells)
+    logs.event(log, logging.INFO, "successor_starting", pid=child.pid)
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    try:
+        await _heard(says, heard, stop)
+    finally:
+        os.close(says)
+    if heard.done() and heard.result():
+        notify(f"MAINPID={child.pid}")  # before this process ends, which systemd takes for the service's end
+        logs.event(log, logging.INFO, "router_replaced", pid=child.pid)
+        child.returncode = 0  # it outlives us: nobody here is to wait for it
+        return True
+    await asyncio.to_thread(_end, child)
+    logs.event(log, logging.ERROR, "successor_failed", pid=child.pid, code=child.returncode)
+    return False
+
+
+async def _heard(fd: int, heard: asyncio.Future[bytes], stop: asyncio.Event) -> None:
+    """Set ``heard`` to what the successor says, or to nothing when it ends; left alone when it takes too long."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not heard.done():
+            heard.set_result(os.read(fd, 1 << 16))
+
+    loop.add_reader(fd, read)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((heard, stopped), timeout=START_LIMIT, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        loop.remove_reader(fd)
+        stopped.cancel()
+
+
+def _start(listening: Listening, tells: int) -> subprocess.Popen[bytes]:
+    words = [f"ready:{tells}"]
+    words += [f"public:{sock.fileno()}" for sock in listening.public]
+    words += [f"admin:{sock.fileno()}" for sock in listening.admin]
+    return subprocess.Popen(
+        [sys.executable, *sys.orig_argv[1:]],
+        env={**os.environ, _VARIABLE: " ".join(words)},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[int(word.partition(":")[2]) for word in words],
+    )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(_END_LIMIT)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

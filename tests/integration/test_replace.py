@@ -1,0 +1,156 @@
+"""A router that replaces itself: one process after another on the same sockets, and no client sees a difference."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from shared.pb.laya.v1 import inference_pb2 as pb
+from tests.faults.load import Load
+from tests.faults.tally import Tally
+from tests.support.calls import ask, stub_of
+from tests.support.ports import until
+from tests.support.processes import Cluster, Spec, cluster
+from tests.support.router import RouterWorld
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
+def running(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with cluster(Spec(nodes=2, router_args=("--workers", str(request.param)))) as c:
+        yield c
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[RouterWorld]:
+    async with RouterWorld() as world:
+        yield world
+
+
+async def test_no_request_of_a_steady_load_notices(running: Cluster) -> None:
+    load = Load([running.address], clients=6, seed=3, pause=0.01, tries=1)
+    load.tally = tally = Tally("replaced twice")
+    load.start()
+    before = []
+    for _ in range(2):
+        await until(lambda seen=tally.sent: tally.sent > seen + 40, "requests go on", timeout=30)
+        before.append(await asyncio.to_thread(running.router.replace))
+    await until(lambda seen=tally.sent: tally.sent > seen + 40, "requests go on", timeout=30)
+    await load.stop()
+    assert tally.succeeded == tally.sent, (dict(tally.reasons), tally.examples)
+    assert [await asyncio.to_thread(one.wait, 30) for one in before] == [0, 0]
+    assert running.router.popen.pid not in [one.pid for one in before]
+
+
+async def test_streams_end_where_they_began_and_new_requests_are_the_successors(running: Cluster) -> None:
+    async with grpc.aio.insecure_channel(running.address) as channel:
+        call = stub_of(channel).Generate(ask(300), timeout=60)
+        pieces = aiter(call)
+        got = len((await anext(pieces)).token_ids)
+        before = await asyncio.to_thread(running.router.replace)
+        other = stub_of(channel).Generate(ask(20), timeout=30)
+        assert sum([len(piece.token_ids) async for piece in other]) == 20
+        await until(lambda: running.metric("laya_router_requests_total", method="Generate") == 1, "it is counted there")
+        assert before.poll() is None
+        async for piece in pieces:
+            got += len(piece.token_ids)
+        assert got == 300
+    assert await asyncio.to_thread(before.wait, 30) == 0
+
+
+async def test_a_kept_connection_hears_of_the_end_with_an_answer(running: Cluster) -> None:
+    body = json.dumps({"model": "sim", "prompt": "hi", "max_tokens": 2}).encode()
+
+    def post() -> str | None:
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200
+        return answer.getheader("connection")
+
+    with contextlib.closing(http.client.HTTPConnection(running.address)) as connection:
+        assert await asyncio.to_thread(post) != "close"
+        before = await asyncio.to_thread(running.router.replace)
+        assert await asyncio.to_thread(post) == "close"
+        assert await asyncio.to_thread(before.wait, 20) == 0
+        assert await asyncio.to_thread(post) != "close"
+
+
+async def test_probes_of_the_private_listener_see_a_ready_router_all_the_time(running: Cluster) -> None:
+    stop = asyncio.Event()
+    answers: set[int] = set()
+
+    async def probe() -> None:
+        host, _, port = running.admin.rpartition(":")
+        while not stop.is_set():
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            answers.add(int((await reader.read(-1)).split()[1]))
+            writer.close()
+
+    probing = asyncio.create_task(probe())
+    before = await asyncio.to_thread(running.router.replace)
+    await asyncio.to_thread(before.wait, 20)
+    stop.set()
+    await probing
+    assert answers == {200}
+
+
+async def test_a_successor_that_cannot_start_changes_nothing(world: RouterWorld, tmp_path: Path) -> None:
+    config = tmp_path / "router.yaml"
+    config.write_text("router:\n  workers: 1\n")
+    node = await world.node()
+    router = await (await world.router("--config", str(config), "--node", node.address)).ready()
+    config.write_text("router:\n  wrokers: 1\n")
+    router.proc.signal(signal.SIGUSR2)
+    await until(lambda: "successor_failed" in router.proc.output(), "it is seen to fail", timeout=20)
+    assert (await router.get("/readyz"))[0] == 200
+    config.write_text("router:\n  workers: 1\n  access_log_size: 100\n")
+    before = await asyncio.to_thread(router.proc.replace)
+    assert await asyncio.to_thread(before.wait, 20) == 0
+    assert (await router.get("/readyz"))[0] == 200
+
+
+async def test_a_new_configuration_may_change_the_number_of_workers(world: RouterWorld, tmp_path: Path) -> None:
+    config = tmp_path / "router.yaml"
+    node = await world.node()
+    config.write_text("router:\n  workers: 1\n")
+    one = await (await world.router("--config", str(config), "--node", node.address)).ready()
+    for workers in (3, 2, 1):
+        config.write_text(f"router:\n  workers: {workers}\n")
+        before = await asyncio.to_thread(one.proc.replace)
+        assert await asyncio.to_thread(before.wait, 30) == 0
+        assert await one.metric("laya_router_workers") == workers
+        await one.ready()
+        for _ in range(6):
+            node.chunks.put_nowait("text")
+            node.chunks.put_nowait("")
+            call = one.inference.Generate(pb.GenerateRequest(model="m", text="hi"), timeout=10)
+            assert [answer.text async for answer in call] == ["text"]
+
+
+async def test_a_router_that_another_process_keeps_is_not_replaced(world: RouterWorld) -> None:
+    router = await world.router(env={"LAYA_KEPT_BY": "laya up"})
+    router.proc.signal(signal.SIGUSR2)
+    await until(lambda: "successor_refused" in router.proc.output(), "it says why")
+    assert "laya up" in router.proc.output()
+    assert router.proc.popen.poll() is None
+
+
+async def test_an_end_that_is_asked_for_while_a_successor_starts_is_the_end_of_both(world: RouterWorld) -> None:
+    router = await world.router()
+    router.proc.signal(signal.SIGUSR2)
+    await until(lambda: "successor_starting" in router.proc.output(), "it starts one")
+    router.proc.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(router.proc.popen.wait, 20) == 0
+    with pytest.raises(OSError):
+        await asyncio.open_connection(*router.public.split(":"))
