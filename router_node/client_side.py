@@ -20,6 +20,7 @@ from router_node.relay.core import RelayCore
 from router_node.relay.front import RelayFront
 from router_node.relay.settings import RelaySettings
 from router_node.signals import unless
+from router_node.tracing import Tracing
 from shared.config import Config
 from shared.net.api import Upstream
 from shared.net.listener import LAST_REQUEST, Listener, ListenError
@@ -55,6 +56,7 @@ class ClientSide:
             if config.server.access_log
             else None
         )
+        self._tracing = Tracing(config) if config.tracing.endpoint else None
         self._lag = LoopLag()
         self._core = RelayCore(
             dispatcher=nodes.dispatcher,
@@ -64,6 +66,7 @@ class ClientSide:
             access_log=self._access_log,
             settings=RelaySettings.from_config(config),
             loop=asyncio.get_running_loop(),
+            tracer=self._tracing.tracer if self._tracing is not None else None,
         )
         front = RelayFront(self._core, bridge)
         gateway = Gateway(self._core, ready=lambda: not self.not_ready())
@@ -95,6 +98,8 @@ class ClientSide:
         self._lag.start()
         if self._access_log is not None:
             self._access_log.start()
+        if self._tracing is not None:
+            self._tracing.exporter.start()
         if self._key_watch is not None:
             self._key_watch.start()
         try:
@@ -127,6 +132,8 @@ class ClientSide:
             await self._key_watch.close()
         if self._access_log is not None:
             await self._access_log.close()
+        if self._tracing is not None:
+            await self._tracing.exporter.close()
         await self._lag.close()
 
     def not_ready(self) -> str:
@@ -141,6 +148,7 @@ class ClientSide:
         snapshot.access_log_dropped = self._access_log.dropped if self._access_log is not None else 0
         snapshot.keys_refused = self._authorizer.refused
         snapshot.key_file_errors = self._key_watch.errors if self._key_watch is not None else 0
+        snapshot.spans = self._tracing.exporter.counts() if self._tracing is not None else {}
         snapshot.loop_lag = self._lag.worst
         snapshot.cpu_seconds = time.process_time()
         snapshot.tasks = len(asyncio.all_tasks())
