@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from router_node.admin import moves
 from router_node.admin.stages import StageTimes, merge
 from shared.errors import Code
 
@@ -88,6 +89,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     sources: dict[str, bool] = {}
     rejected: dict[str, int] = {}
     routes: RoutesSample | None = None
+    moves: moves.MovesSample = moves.MovesSample()
     pins: dict[str, int] = {}
     access_log_dropped: int = 0
     keys_refused: int = 0
@@ -101,7 +103,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 class RouterMetrics:
     """The counters of one worker. ``in_flight`` is the owner's to raise and lower: requests in the router now."""
 
-    __slots__ = ("_buckets", "_events", "_methods", "_requests", "_seconds", "in_flight", "stages")
+    __slots__ = ("_buckets", "_events", "_methods", "_requests", "_seconds", "in_flight", "moves", "stages")
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -111,6 +113,7 @@ class RouterMetrics:
         self._buckets = [0] * (len(ROUTING_BOUNDS) + 1)
         self._seconds = 0.0
         self.stages = StageTimes()
+        self.moves = moves.MoveCounts()
 
     def finished(self, method: str, code: int) -> None:
         """Count a finished request. ``code`` is a gRPC code, or an HTTP status of 100 and over."""
@@ -150,6 +153,7 @@ class RouterMetrics:
             stage_buckets=self.stages.buckets(),
             stage_seconds=self.stages.seconds(),
             events=dict(self._events),
+            moves=self.moves.sample(),
         )
 
 
@@ -160,6 +164,7 @@ def code_label(code: int) -> str:
 
 def total(snapshots: Iterable[Snapshot]) -> Snapshot:
     """The snapshots of several workers as one: counts added, node gauges joined, the longest lag, ready if any is."""
+    snapshots = list(snapshots)
     out = Snapshot(routing_buckets=[0] * (len(ROUTING_BOUNDS) + 1))
     requests: dict[tuple[str, int], int] = {}
     nodes: dict[str, NodeSample] = {}
@@ -191,6 +196,7 @@ def total(snapshots: Iterable[Snapshot]) -> Snapshot:
             nodes[node.node_id] = _join(nodes.get(node.node_id), node)
         out.ready = out.ready or one.ready
         out.loop_lag = max(out.loop_lag, one.loop_lag)
+    out.moves = moves.total(one.moves for one in snapshots)
     out.requests = [(method, code, count) for (method, code), count in requests.items()]
     out.nodes = [nodes[node_id] for node_id in sorted(nodes)]
     return out

@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from router_node.admin.metrics import OTHER, ROUTING_BOUNDS, NodeSample, RoutesSample, Snapshot, code_label
+from router_node.admin.moves_page import families
 from router_node.admin.stages import BOUNDS
 from router_node.discovery.states import STATES
 from shared.version import __version__
@@ -60,6 +61,7 @@ class _RouterCollector(Collector):
         yield from _surroundings(snapshot)
         yield from _routes(snapshot.routes)
         yield from _pins(snapshot.pins)
+        yield from families(snapshot.moves)
         yield _gauge("workers", "Processes that serve the public port.", self._workers)
         build = GaugeMetricFamily("laya_build_info", "Version of Laya.", labels=("version",))
         build.add_metric((__version__,), 1)

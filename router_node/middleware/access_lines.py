@@ -20,7 +20,7 @@ class Entry(Protocol):
 
     Times are seconds; ``at`` is the wall clock at its end. ``code`` is the gRPC status, or the HTTP status where it is
     100 or more. ``routed`` is the router's own time before the first byte went to a node, negative when none did.
-    ``request_id`` is plain ASCII without spaces or quotes.
+    ``request_id`` is plain ASCII without spaces or quotes. ``migrated`` is there where a stream went on elsewhere.
     """
 
     @property
@@ -53,6 +53,8 @@ class Entry(Protocol):
     def bytes_in(self) -> int: ...
     @property
     def bytes_out(self) -> int: ...
+    @property
+    def migrated(self) -> str: ...
 
 
 _encode = msgspec.json.Encoder().encode
@@ -124,6 +126,7 @@ class TextLines(Lines):
             f"node={words(node) or word(node)} tenant={words(tenant) or word(tenant)} "
             f"id={entry.request_id.decode('ascii', 'replace')} attempts={entry.attempts} "
             f"in={entry.bytes_in} out={entry.bytes_out}"
+            f"{f' migrated={plain_word(entry.migrated)}' if entry.migrated else ''}"
         )
 
     def dropped(self, count: int) -> str:
@@ -143,6 +146,7 @@ class JsonLines(Lines):
         """One entry."""
         at, routed, words, word = entry.at, entry.routed, self.words.get, self.word
         peer, model, node, tenant, reason = entry.peer, entry.model, entry.node_id, entry.tenant, entry.reason
+        more = f',"migrated":{json_word(entry.migrated)}' if entry.migrated else ""
         return (
             f'{{"time":"{self.stamp(at)}.{int(at * 1000) % 1000:03d}Z","event":"request","protocol":"{entry.protocol}",'
             f'"peer":{words(peer) or word(peer)},"method":"{entry.method}","code":{entry.code},'
@@ -150,7 +154,8 @@ class JsonLines(Lines):
             f'"routed":{f"{routed:.7f}" if routed >= 0 else "null"},"model":{words(model) or word(model)},'
             f'"node":{words(node) or word(node)},"tenant":{words(tenant) or word(tenant)},'
             f'"request_id":"{entry.request_id.decode("ascii", "replace")}","attempts":{entry.attempts},'
-            f'"bytes_in":{entry.bytes_in},"bytes_out":{entry.bytes_out}}}'
+            f'"bytes_in":{entry.bytes_in},"bytes_out":{entry.bytes_out}'
+            f"{more}}}"
         )
 
     def dropped(self, count: int) -> str:

@@ -22,6 +22,7 @@ from shared.net.uploads import crowded_error
 if TYPE_CHECKING:
     from router_node.middleware.keys import Caller
     from router_node.relay.core import RelayCore
+    from router_node.relay.migrate import Trip
     from router_node.routes.plan import Plan
 
 CANCELLED_HTTP: Final = 499  # the client went away first
@@ -65,6 +66,7 @@ class Account:
         "started",
         "ticket",
         "track",
+        "trip",
         "worked",
     )
 
@@ -94,6 +96,7 @@ class Account:
         self.reservation: Reservation | None = None
         self.ticket: Ticket | None = None
         self.paused: asyncio.TimerHandle | None = None  # before another try
+        self.trip: Trip | None = None  # set where the stream may go on elsewhere
         core.metrics.in_flight += 1
         core.until_timed -= 1
         self.track: Track | None = core.timed() if core.until_timed <= 0 else None
@@ -119,6 +122,11 @@ class Account:
     def tenant(self) -> str:
         """Tenant of the caller's key."""
         return self.caller.tenant if self.caller is not None else ""
+
+    @property
+    def migrated(self) -> str:
+        """From where to where a stream went on, and how long it stood still, ``a>b:12ms``; mostly empty."""
+        return self.trip.logged if self.trip is not None else ""
 
     @property
     def seconds(self) -> float:
@@ -293,6 +301,8 @@ class Account:
         self.release()
         if self.kept:
             self.let_go()
+        if self.trip is not None:
+            self.trip.close()
         core = self.core
         metrics = core.metrics
         metrics.in_flight -= 1

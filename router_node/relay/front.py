@@ -11,6 +11,7 @@ from router_node.relay.headers import check_path, trailers_only
 from router_node.relay.heads import Head, Heads
 from router_node.relay.local import BridgeStream, ListModels
 from router_node.relay.methods import LIST_MODELS_PATH, METHODS, Method, check_caps
+from router_node.relay.moving_stream import MovingStream
 from router_node.relay.relay_stream import RelayStream
 from shared import headers as names
 from shared.errors import Code, LayaError, exhausted
@@ -62,7 +63,11 @@ class RelayFront:
             account.caller = core.authorizer.authorize(fields.get(b"authorization"))
             if head is None:
                 head = self._read(stream.peer, headers, fields, method)
-            relay = RelayStream(stream, account, fields, head.forward, method, head.ask())
+            moves = core.migrations if method.streams else None
+            if moves is None:
+                relay = RelayStream(stream, account, fields, head.forward, method, head.ask())
+            else:
+                relay = MovingStream(stream, account, fields, head.forward, method, head.ask(), moves)
             relay.begin(end, since)
             return relay
         except LayaError as error:

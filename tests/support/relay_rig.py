@@ -39,6 +39,7 @@ class Log:
             "bytes_in",
             "bytes_out",
             "routed",
+            "migrated",
         )
         self.entries.append({name: getattr(entry, name) for name in names})
 

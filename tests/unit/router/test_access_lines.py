@@ -18,6 +18,7 @@ def test_a_text_line_says_who_asked_what_and_how_it_went():
     )
     refused = TextLines().line(entry(code=429, reason="QUEUE_FULL", routed=-1.0, model="", node_id="", tenant=""))
     assert " 429 QUEUE_FULL 12.3ms routed=- model=- node=- tenant=- " in refused
+    assert TextLines().line(entry(migrated="n1>n2:12ms")).endswith(" in=300 out=900 migrated=n1>n2:12ms")
 
 
 def test_a_json_line_has_every_field():
@@ -40,6 +41,8 @@ def test_a_json_line_has_every_field():
         "bytes_in": 300,
         "bytes_out": 900,
     }
+    moved = json.loads(JsonLines().line(entry(migrated="n1>n2:12ms")))
+    assert moved["migrated"] == "n1>n2:12ms"
 
 
 @pytest.mark.parametrize("lines", [TextLines(), JsonLines()])

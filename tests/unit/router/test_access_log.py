@@ -30,6 +30,7 @@ def entry(**changes: object) -> Entry:
         attempts=1,
         bytes_in=300,
         bytes_out=900,
+        migrated="",
     )
     values.update(changes)
     return cast(Entry, SimpleNamespace(**values))

@@ -1,0 +1,343 @@
+"""A streamed gRPC call that can go on elsewhere when its node is lost.
+
+Until a node grants a journal this is a ``RelayStream`` and nothing else. From then on whole messages are relayed: bytes
+of one that is not whole wait here, and are lost with their node. What has been passed on is in the journal, and another
+node is asked for the rest (``migrate``). The client's stream notices nothing of it but the pause.
+
+Flow control over several node streams: bytes are acknowledged to the node that sent them as they leave for the client.
+``_ahead`` counts bytes on their way to the client that no node is to be told of: those of a node that is gone, and as
+many as were acknowledged before they were passed on, since a message may be longer than a stream's window.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Final
+
+from router_node.dispatch import Reservation
+from router_node.relay.account import Account
+from router_node.relay.fields import Fields
+from router_node.relay.journal import Journal, TypedJournal
+from router_node.relay.methods import Method
+from router_node.relay.migrate import MIGRATABLE, Migrations, Trip, journal_value, stays
+from router_node.relay.poison import poisonous
+from router_node.relay.relay_stream import RelayStream
+from router_node.relay.retries import later
+from shared import headers as names
+from shared.errors import LayaError
+from shared.net.api import CANCEL, Headers, ServerStream
+from shared.net.fields import CheckedHeaders
+from shared.net.gather import Piece, gather
+from shared.net.grpc_wire import error_from_trailers
+from shared.net.splice import REPLAY_BYTES
+
+EARLY: Final = 16 << 10  # bytes of a message that is not whole which wait before any is acknowledged
+_STATUS_200: Final = (b":status", b"200")
+_PREFIX: Final = 5
+# The numbers of a streamed response's fields: text, token ids, finish reason.
+_SHAPES: Final = {"Generate": (2, 3, 5), "Chat": (3, 4, 6)}
+
+
+class MovingStream(RelayStream):
+    """See the module. ``_kept`` is a request that is longer than what the splice keeps by itself."""
+
+    __slots__ = ("_acked", "_ahead", "_flowing", "_journal", "_kept", "_kept_bytes", "_moves", "_note", "_trip", "_why")
+
+    def __init__(
+        self,
+        down: ServerStream,
+        account: Account,
+        fields: dict[bytes, bytes],
+        forward: Headers,
+        method: Method,
+        ask: Fields,
+        moves: Migrations,
+    ) -> None:
+        super().__init__(down, account, fields, forward, method, ask)
+        self._moves = moves
+        self._kept: list[Piece] | None = None
+        self._kept_bytes = 0
+        self._trip: Trip | None = None
+        self._journal: Journal | None = None  # the trip's, while everything is taken down
+        self._why = ""  # why the stream cannot go on elsewhere, where its node said something of it
+        self._note = b""  # what the client is told of that
+        self._ahead = 0
+        self._flowing = 0  # bytes on their way to the client
+        self._acked = 0  # bytes acknowledged of a message that is not whole
+
+    # The request.
+
+    def on_data(self, data: bytes, end: bool) -> None:
+        """Keep a longer request than a splice does, and refuse one that nodes die of."""
+        if self._kept is not None:
+            self._keep(data)
+        elif self.up is not None and self._early is not None and self._early_bytes + len(data) > REPLAY_BYTES:
+            self._kept = list(self._early)
+            self._kept_bytes = self._early_bytes
+            self._keep(data)
+        super().on_data(data, end)
+        if end and len(self._moves.poisons) and not self.complete:
+            request = self._request()
+            if request and self._moves.poisons.known(request):
+                self._moves.metrics.moves.poisonous += 1
+                self.refuse(poisonous())
+
+    def _keep(self, data: bytes) -> None:
+        kept = self._kept
+        if kept is not None:
+            self._kept_bytes += len(data)
+            if self._kept_bytes > self._moves.settings.max_request_bytes + _PREFIX:
+                kept.clear()  # too long in any case; its length is all that matters
+            else:
+                gather(kept, data)
+
+    def _request(self) -> bytes:
+        pieces = self._kept if self._kept is not None else self._early
+        return b"".join(pieces) if pieces else b""
+
+    # The first node's answer.
+
+    def on_response(self, headers: Headers, end: bool) -> None:
+        """The first node's headers may grant a journal; a later node's say whether it goes on with the stream."""
+        trip = self._trip
+        if trip is not None and trip.moving:
+            if not trip.answers(headers, end) and self.up is not None:
+                self.up.reset(CANCEL)  # it ends at the close of this batch, and then another one is asked
+            return
+        if not end and trip is None and headers[0] == _STATUS_200:
+            value = journal_value(headers)
+            if value:
+                self._consider(value)
+        self._kept = None
+        super().on_response(headers, end)
+
+    def _consider(self, value: bytes) -> None:
+        moves, account = self._moves, self._account
+        size = max(self._kept_bytes, self._early_bytes) - _PREFIX
+        why = moves.refusal(value, size, names.NO_MIGRATE in self._fields)
+        if not why:
+            request = self._request()
+            shape = _SHAPES.get(self._method.label)
+            if not self.request_ended or not _is_one_message(request) or shape is None:
+                why = "the request is not one plain message"
+            elif not moves.room(request):
+                why = "the router's journals are full"
+            else:
+                journal = TypedJournal(request, moves.settings.max_tokens, moves.purse, shape[0], shape[1], shape[2])
+                self._journal = journal
+                self._trip = account.trip = Trip(moves, account, journal)
+                self._note = MIGRATABLE
+                return
+        moves.metrics.moves.keeps(why)
+        self._why = why
+        self._note = b"0; " + why.encode("ascii", "replace")
+
+    def filter_response(self, headers: Headers) -> Headers:
+        """Tell the client whether its stream can go on elsewhere."""
+        out = super().filter_response(headers)
+        if self._note:
+            out.append((names.MIGRATABLE, self._note))
+        return out
+
+    # The answer.
+
+    def on_response_data(self, data: bytes, end: bool) -> None:
+        """Whole messages go on untouched; what is not whole waits."""
+        journal = self._journal
+        if journal is None:
+            self._flowing += len(data)
+            super().on_response_data(data, end)
+            return
+        out = journal.feed(data)
+        if journal.stopped:
+            self._stop_journal(journal)
+            out += journal.rest
+        if out:
+            self._pass_on(out)
+        if journal.held > EARLY and self.up is not None:
+            # The rest of it may not fit into the window otherwise.
+            more = journal.held - self._acked
+            if more > 0:
+                self._acked += more
+                self.up.consumed(more)
+        if end:
+            self.ended_bare(b"")
+
+    def _pass_on(self, out: bytes) -> None:
+        trip = self._trip
+        if not self.bytes_out:
+            self.first_byte()
+        if self._acked:
+            self._ahead += self._acked
+            self._acked = 0
+        self.bytes_out += len(out)
+        self._flowing += len(out)
+        self.down.send(out)
+        if trip is not None:
+            if trip.moving:
+                trip.arrived()
+                self._account.answered()
+                self._await_answer()
+            trip.progress()
+
+    def on_sent(self, n: int) -> None:
+        """Bytes left for the client: their node may send as many more, unless that was said before."""
+        self._flowing -= n
+        ahead = self._ahead
+        if ahead:
+            if n <= ahead:
+                self._ahead = ahead - n
+                return
+            self._ahead = 0
+            n -= ahead
+        super().on_sent(n)
+
+    def _stop_journal(self, journal: Journal) -> None:
+        """Nothing is taken down from here on."""
+        self._why = journal.stopped
+        self._moves.metrics.moves.keeps(journal.stopped)
+        self._journal = None
+        journal.close()
+
+    def on_response_trailers(self, headers: Headers) -> None:
+        """The end of the answer, or of this node's part in it."""
+        trip = self._trip
+        if trip is not None and self._journal is not None:
+            self._take_status(headers)
+            if self.grpc_status != b"0":
+                error = error_from_trailers(headers)
+                if error is not None and trip.is_parting(error):
+                    trip.parted(error)
+                    return
+            elif self._journal.held:
+                self._journal.forget_part()
+                self.refuse(self._nonsense("half a message"))
+                return
+        super().on_response_trailers(headers)
+
+    def filter_trailers(self, headers: Headers) -> Headers:
+        """Tell the client of its stream's moves."""
+        out = super().filter_trailers(headers)
+        trip = self._trip
+        if trip is not None and trip.told:
+            out.append((names.MIGRATED, trip.told))
+        return out
+
+    # A node is lost.
+
+    def upstream_lost(self, code: int, unprocessed: bool) -> None:
+        """Where the stream has a journal, another node goes on with it."""
+        trip, journal = self._trip, self._journal
+        if trip is not None and journal is not None:
+            self._ahead = self._flowing
+            self._acked = 0
+            self._move(trip, journal, trip.left(unprocessed))
+            return
+        if not self.responded and code == CANCEL and not unprocessed and self._died_of_it():
+            self._account.node_lost(False)
+            self._moves.metrics.moves.poisonous += 1
+            self.refuse(poisonous())
+            return
+        super().upstream_lost(code, unprocessed)
+
+    def _died_of_it(self) -> bool:
+        """A node was lost with the request before it answered: whether that was one too many."""
+        last = self._account.reservation
+        request = self._request() if self.request_ended else b""
+        if last is None or not request:
+            return False
+        return self._moves.poisons.died(request, f"{last.node.id} {last.node.boot_id}")
+
+    def _move(self, trip: Trip, journal: Journal, died: bool) -> None:
+        journal.forget_part()
+        if journal.finished:
+            trip.completed()
+            self.upstream_closed()
+            self.on_response_trailers(CheckedHeaders([(b"grpc-status", b"0")]))
+            return
+        error = trip.lost(died)
+        if error is not None:
+            self.refuse(error)
+            return
+        self._look_again()
+        self._seek_after(trip)
+
+    def _seek_after(self, trip: Trip) -> None:
+        wait = trip.pause()
+        if wait > 0:
+            later(self._account, wait, partial(self._seek, trip))
+        else:
+            self._seek(trip)
+
+    def _seek(self, trip: Trip) -> None:
+        """Find a node, and have it go on with the stream."""
+        account = self._account
+        try:
+            reservation = trip.find(partial(self._on_found, trip), self.refuse)
+            if reservation is not None:
+                self._resume_on(trip, reservation)
+        except LayaError as error:
+            self.refuse(error)
+        except Exception as error:
+            self.refuse(account.core.defect(error, account.request_id))
+
+    def _on_found(self, trip: Trip, reservation: Reservation) -> None:
+        """The dispatcher found room after a wait. Its caller has no part in what goes wrong here."""
+        account = self._account
+        try:
+            self._resume_on(trip, reservation)
+        except Exception as error:
+            self.refuse(account.core.defect(error, account.request_id))
+
+    def _resume_on(self, trip: Trip, reservation: Reservation) -> None:
+        account = self._account
+        core = account.core
+        upstream = reservation.node.upstream
+        if upstream is not None:
+            headers = core.node_headers(self._fields, account, reservation, self._less_time(self._forward))
+            headers.append((names.RESUME, b"1"))
+            up = upstream.open(headers, self, False)
+            if up is not None:
+                self.up = up
+                account.sent(core.clock())
+                up.send(trip.asked(), True)
+                return
+        trip.unreachable()
+        self._seek_after(trip)
+
+    def on_request_sent(self, n: int) -> None:
+        """Of the request the client has been told everything, once a second node is sent it."""
+        if self._trip is None or not self._trip.attempts:
+            super().on_request_sent(n)
+
+    # Time limits.
+
+    def _look_again(self) -> None:
+        """See that the time without a node has an end too."""
+        trip, deadlines = self._trip, self._account.core.deadlines
+        if trip is None or self.complete:
+            return
+        when = deadlines.live.get(self, math.inf)
+        if trip.moving:
+            deadlines.put(self, min(when, trip.until))
+
+    def on_deadline(self) -> None:
+        """Some time limit may be over; the one for a stream without a node among them."""
+        trip = self._trip
+        if trip is not None and trip.moving and self._account.core.loop.time() >= trip.until:
+            self.refuse(trip.timed_out())
+            return
+        super().on_deadline()
+        self._look_again()
+
+    def refuse(self, error: LayaError) -> None:
+        """End the call with an error; one that broke off and could not go on elsewhere says why."""
+        if self._why and self.responded and error.reason == "NODE_LOST":
+            error = stays(error, self._why)
+        super().refuse(error)
+
+
+def _is_one_message(request: bytes) -> bool:
+    """Whether this is one framed message, whole and plain."""
+    return request[:_PREFIX] == b"\0" + max(0, len(request) - _PREFIX).to_bytes(4, "big")
