@@ -1,7 +1,7 @@
 """The node's plain HTTP, on the same port as its gRPC.
 
-``/v1/*``, ``/tokenize`` and ``/detokenize`` go through the same admission as the tunnel; ``/metrics``, ``/healthz`` and
-``/readyz`` are for whoever watches the machine and need no token.
+``/v1/*``, ``/tokenize`` and ``/detokenize`` go through the same admission as the tunnel; ``/metrics``, ``/healthz``,
+``/readyz`` and ``/health`` are for whoever watches the machine and need no token.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class HttpFront:
         self._pages: dict[bytes, Callable[[HttpExchange], None]] = {
             b"/healthz": self._health,
             b"/readyz": self._ready,
+            b"/health": self._ready,  # where HTTP routers look for an engine's health by default
             b"/metrics": self._exposition,
         }
 

@@ -21,6 +21,7 @@ Start = Callable[[Rig, Sequence[str]], Started]
 
 _LAUNCHED = ("smg", "sglang-router")  # these have subcommands
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
+_LITELLM_START = 90.0
 _MANY = 1_000_000  # limits that shall never be the limit
 
 
@@ -148,6 +149,23 @@ def llm_router(name: str, policy: str, log_level: str) -> Start:
     return start
 
 
+def litellm(rig: Rig, backends: Sequence[str]) -> Started:
+    """litellm's proxy with one worker, which its docs advise for each core; it takes some ten seconds to start."""
+    port = free_port()
+    backend = [
+        {"model_name": "*", "litellm_params": {"model": "openai/*", "api_base": f"http://{b}/v1", "api_key": "none"}}
+        for b in backends
+    ]
+    config = rig.folder / f"litellm-{port}.yaml"
+    # JSON is YAML.
+    config.write_text(json.dumps({"model_list": backend, "router_settings": {"routing_strategy": "least-busy"}}))
+    env = _OFFLINE | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+    env["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
+    argv = [_command("litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--num_workers", "1", "--telemetry", "False"]
+    return f"127.0.0.1:{port}", [rig.spawn(argv, port, env, limit=_LITELLM_START)]
+
+
 # In the order of the tables. A name after "/" is a policy that is not the default.
 HTTP: dict[str, Start] = {
     "smg": llm_router("smg", "cache_aware", "warn"),
@@ -158,6 +176,8 @@ HTTP: dict[str, Start] = {
     "haproxy": haproxy_http,
     "nginx": nginx_http,
 }
+# Some hundred times the cost of the others for each request, so that it is asked for by name only.
+ALL: dict[str, Start] = {**HTTP, "litellm": litellm}
 
 
 def package(peer: str) -> str:

@@ -24,6 +24,7 @@ PACKAGES = {
     "smg": "smg==1.13.0",
     "vllm-router": "vllm-router==0.1.17",
     "sglang-router": "sglang-router==0.3.2",
+    "litellm": "litellm[proxy]==1.106.12 uvloop",
 }
 SYSTEM = ("nginx", "haproxy", "wrk")
 INSTALL_LIMIT = 600.0
@@ -61,7 +62,7 @@ def install(name: str) -> str | None:
         venv.create(home, with_pip=True, clear=True)
         done = subprocess.run(
             [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q",
-             PACKAGES[name]],
+             *PACKAGES[name].split()],
             capture_output=True, text=True, timeout=INSTALL_LIMIT, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:

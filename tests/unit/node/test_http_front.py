@@ -70,6 +70,7 @@ async def test_pages_for_who_watches_the_machine_need_no_token():
         assert metrics.status_code == 200 and "laya_node_ready 1.0" in metrics.text
         assert (await client.post("/healthz")).status_code == 405
         assert (await client.head("/readyz")).status_code == 200
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_the_api_needs_the_token_where_one_is_set():
@@ -91,6 +92,7 @@ async def test_before_the_model_is_loaded_and_while_draining_it_is_not_ready():
     async with running() as (node, _), http(node) as client:
         node.state.drain()
         assert "draining" in (await client.get("/readyz")).json()["status"]
+        assert (await client.get("/health")).status_code == 503
         assert (await client.post(CHAT, json=chat())).status_code == 503
         node.state.drain(undo=True)
         assert (await client.get("/readyz")).status_code == 200
