@@ -8,6 +8,7 @@ import msgspec
 
 from shared.config import schema as config
 from shared.config.reference import comments
+from shared.config.tracing import TracingConfig
 
 # What the chart sets itself, from keys of its own.
 _SERVER = {"host", "port", "log_level", "log_format", "access_log", "cluster", "cluster_token", "redis", "keys_file"}
@@ -15,11 +16,13 @@ _OWN = {
     "server": _SERVER | {"insecure", "drain_timeout", "drain_delay", "tls", "consul"},
     "router": {"admin_host", "admin_port", "node_tls", "dns"},
     "inference": {"host", "port", "advertise", "node_id", "engine", "model", "revision", "engine_args"},
+    "tracing": {"headers_file"},
 }
 _KINDS: dict[str, type[msgspec.Struct]] = {
     "server": config.ServerConfig,
     "router": config.RouterConfig,
     "inference": config.InferenceConfig,
+    "tracing": TracingConfig,
 }
 
 

@@ -48,6 +48,11 @@ def schema() -> dict[str, Any]:
                 format=one_of("json for machines, text for people.", "json", "text"),
                 accessLog=flag("One line for each request."),
             ),
+            tracing=group(
+                "Spans of requests to an OpenTelemetry collector, where config has an endpoint.",
+                config=ref("tracing"),
+                headersSecret=text('Secret whose key "headers" holds lines of the form "name: value".'),
+            ),
             tls=_tls(),
             nodeTls=group(
                 "TLS from routers to nodes.",

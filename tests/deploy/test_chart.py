@@ -55,6 +55,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "dns": {"discovery": "dns"},
     "dns-node-tls": {"discovery": "dns", "nodeTls": {"enabled": True, "existingSecret": "nodes"}},
     "consul": {"discovery": "consul", "consul": {"address": "http://c:8500", "existingSecret": "consul"}},
+    "tracing": {"tracing": {"config": {"endpoint": "http://otel:4318", "sample_ratio": 0.1}, "headersSecret": "otel"}},
     "router-hpa": {"router": {"autoscaling": {"enabled": True, "targetRequestsInFlight": 500}}},
     "ingress": {"router": {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "g.b", "tlsSecretName": "t"}}},
     "gateway": {"router": {"gateway": {"enabled": True, "parentRefs": [{"name": "gw"}], "hostnames": ["a.b"]}}},
@@ -329,6 +330,19 @@ def test_a_store_outside_runs_none_inside(helm: Path, tmp_path: Path) -> None:
     env = one(manifests, "Deployment", "rel-laya-router")["spec"]["template"]["spec"]["containers"][0]["env"]
     url = next(e for e in env if e["name"] == "LAYA_SERVER__REDIS")
     assert url["valueFrom"]["secretKeyRef"] == {"name": "store", "key": "redis-url"}
+
+
+def test_traces_go_where_the_values_say_from_routers_and_nodes(helm: Path, tmp_path: Path) -> None:
+    manifests = render(helm, tmp_path, SIM, FEATURES["tracing"])
+    for name in ("rel-laya-router", "rel-laya-sim"):
+        said = yaml.safe_load(one(manifests, "ConfigMap", name)["data"]["laya.yaml"])["tracing"]
+        assert said == {
+            "endpoint": "http://otel:4318",
+            "sample_ratio": 0.1,
+            "headers_file": "/etc/laya/tracing/headers",
+        }
+    plain = render(helm, tmp_path, SIM)
+    assert "tracing" not in yaml.safe_dump_all(plain)
 
 
 def test_dns_asks_for_the_services_of_the_models(helm: Path, tmp_path: Path) -> None:

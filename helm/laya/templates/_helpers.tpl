@@ -99,6 +99,31 @@ consul: {{ omit .Values.consul "existingSecret" "tokenKey" | toJson }}
 {{- end }}
 {{- end -}}
 
+{{/* The section `tracing` of a configuration file, empty where no endpoint is set. */}}
+{{- define "laya.tracing" -}}
+{{- if .Values.tracing.config.endpoint -}}
+{{- $tracing := deepCopy .Values.tracing.config -}}
+{{- if .Values.tracing.headersSecret }}{{ $_ := set $tracing "headers_file" "/etc/laya/tracing/headers" }}{{ end -}}
+{{- dict "tracing" $tracing | toYaml -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "laya.tracingMount" -}}
+{{- if and .Values.tracing.config.endpoint .Values.tracing.headersSecret }}
+- {name: tracing, mountPath: /etc/laya/tracing, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "laya.tracingVolume" -}}
+{{- if and .Values.tracing.config.endpoint .Values.tracing.headersSecret }}
+- name: tracing
+  secret:
+    secretName: {{ .Values.tracing.headersSecret }}
+    defaultMode: 0440
+    items: [{key: headers, path: headers}]
+{{- end }}
+{{- end -}}
+
 {{/* The secret with the public port's certificate. */}}
 {{- define "laya.tlsSecret" -}}
 {{- if .Values.tls.certManager.enabled -}}

@@ -24,7 +24,7 @@
 {{- $_ := set $args "tensor_parallel_size" (int $n.gpus) -}}
 {{- end -}}
 {{- if $args }}{{ $_ := set $config "engine_args" $args }}{{ end -}}
-{{- dict "server" $server "inference" (mergeOverwrite $own $config) | toYaml -}}
+{{- mergeOverwrite (dict "server" $server "inference" (mergeOverwrite $own $config)) (include "laya.tracing" .root | fromYaml) | toYaml -}}
 {{- end -}}
 
 {{/* A node's probe by HTTP, or by `laya health` where only a client with a certificate is answered. */}}
@@ -145,6 +145,7 @@ spec:
         {{- if $.Values.nodeTls.enabled }}
         - {name: tls, mountPath: /etc/laya/tls, readOnly: true}
         {{- end }}
+        {{- with include "laya.tracingMount" $ | trim }}{{ . | nindent 8 }}{{ end }}
   volumes:
     - name: config
       configMap: {name: {{ .name }}}
@@ -172,6 +173,7 @@ spec:
     - name: tls
       secret: {secretName: {{ $.Values.nodeTls.existingSecret }}, defaultMode: 0440}
     {{- end }}
+    {{- with include "laya.tracingVolume" $ | trim }}{{ . | nindent 4 }}{{ end }}
   {{- with $n.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
