@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from loadtest.bench.plan import Nodes, Plan
@@ -37,8 +37,8 @@ def sim_env(nodes: Nodes, slow: bool) -> dict[str, str]:
     }
 
 
-def start_nodes(rig: Rig, plan: Plan) -> list[Node]:
-    """The nodes of a plan, the slow ones last. Raises RigError."""
+def start_nodes(rig: Rig, plan: Plan, more: Mapping[str, str] | None = None) -> list[Node]:
+    """The nodes of a plan, the slow ones last; ``more`` is put over their environment. Raises RigError."""
     nodes = plan.nodes
     if nodes.engine == "canned":
         length = str(plan.works[0].output)
@@ -50,7 +50,7 @@ def start_nodes(rig: Rig, plan: Plan) -> list[Node]:
     started = []
     for i in range(nodes.count):
         argv = ["--engine", "sim", "--port", str(free_port()), "--node-id", f"node-{i + 1}"]
-        env = sim_env(nodes, i >= nodes.count - nodes.slow)
+        env = sim_env(nodes, i >= nodes.count - nodes.slow) | dict(more or {})
         address, pid, _ = rig.python("inference_node.main", *argv, env=env)
         started.append(Node(f"node-{i + 1}", address, pid, argv, env))
     return started

@@ -109,7 +109,9 @@ def rows(report: Report) -> list[tuple[str, float, float, float, list[float]]]:
         if known:
             # Counts of requests follow from the plan's chance; an interval would say nothing.
             bounds = mean_interval(known if less is not None else known[:1])
-            found.append((f"{heading}, {unit}" if unit else heading, median(known), bounds.low, bounds.high, values))
+            # A share or a time is never below 0, whatever the interval's formula says.
+            low = bounds.low if math.isnan(bounds.low) else max(0.0, bounds.low)
+            found.append((f"{heading}, {unit}" if unit else heading, median(known), low, bounds.high, values))
     return found
 
 

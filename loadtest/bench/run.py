@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from loadtest.bench.client import Client
 from loadtest.bench.cluster import Own
 from loadtest.bench.drive import Driven, drive
-from loadtest.bench.plan import Plan
+from loadtest.bench.plan import Peak, Plan
 from loadtest.bench.report import Report, Round, figures, hundredths
 from loadtest.bench.target import Found, TargetDown, environment, probe
 from loadtest.bench.watch import Watched, Watcher, means
@@ -104,7 +104,7 @@ class Runner:
 
     async def _warm_up(self, state: _State) -> None:
         if self._plan.warm_up > 0:
-            plan = msgspec.structs.replace(self._plan, seconds=max(0.2, self._plan.warm_up), peaks=())
+            plan = replace(self._plan, seconds=max(0.2, self._plan.warm_up), peaks=())
             asked = requests(plan, self._seed, "warm", state.found.tokens_per_word)
             await drive(state.client, asked, plan, state.found.model, time.perf_counter() + plan.seconds + 5.0)
 
@@ -200,9 +200,11 @@ def exit_code(reports: list[Report]) -> int:
 
 
 def quick(plan: Plan, rounds: int | None, seconds: float | None, rate: float | None) -> Plan:
-    """The plan with what the command line changes."""
-    changes: dict[str, float | int] = {}
-    for name, value in (("rounds", rounds), ("seconds", seconds), ("rate", rate)):
-        if value is not None:
-            changes[name] = value
-    return msgspec.structs.replace(plan, **changes) if changes else plan
+    """The plan with what the command line changes; what happens within a round keeps its place in it."""
+    if seconds is not None and seconds > 0:
+        ratio = seconds / plan.seconds
+        peaks = tuple(Peak(p.start * ratio, p.seconds * ratio, p.times) for p in plan.peaks)
+        nodes = replace(plan.nodes, kill=plan.nodes.kill * ratio, back=plan.nodes.back * min(1.0, ratio))
+        plan = replace(plan, peaks=peaks, nodes=nodes)
+    given = {"rounds": rounds, "seconds": seconds, "rate": rate}
+    return replace(plan, **{name: value for name, value in given.items() if value is not None})

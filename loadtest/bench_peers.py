@@ -1,0 +1,234 @@
+"""Laya beside other routers before the same nodes, in interleaved rounds: their own cost, and how well they schedule.
+
+    python -m loadtest.bench_peers [--only scheduling,overhead] [--peers smg,nginx] [--rounds 2] [--seconds 4] [--json]
+
+``scheduling`` sends the plans of ``laya bench`` (shared prefixes, a burst, one slow node, one node dying) through each
+router to simulated nodes. Laya speaks gRPC to them; the others speak HTTP to the nodes' own port. No session name is
+sent: every router sees the prompts only. ``overhead`` is a short form of bench_http.py: closed loops on canned nodes.
+nginx, haproxy and Envoy (least connections) know nothing of models: they are the floor. Peers that are not installed
+are left out; ``--install-peers`` installs the Python packages among them. All of it keeps within ``--budget`` seconds:
+what does not fit is left out and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import uvloop
+from msgspec.structs import replace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from loadtest import bench_http
+from loadtest.bench.client import Client
+from loadtest.bench.cluster import Own, start_nodes
+from loadtest.bench.drive import drive
+from loadtest.bench.plan import Plan
+from loadtest.bench.plans import PLANS
+from loadtest.bench.report import figures
+from loadtest.bench.run import quick
+from loadtest.bench.watch import Watched, page
+from loadtest.bench.work import Asked, body, requests
+from loadtest.figures import Aim, Table, Target, ratio, show
+from loadtest.peers import ALL, await_answer, package
+from loadtest.peers_setup import find, install_all, missing
+from loadtest.rig import Rig, RigError, quiet
+from shared.tasks import cancel_all
+
+SCENARIOS = ("prefix", "burst", "slow-node", "dying-node")
+SECTIONS = ("scheduling", "overhead")
+USUAL = ("smg", "sglang-router", "vllm-router", "envoy", "nginx")
+_COLUMNS = (
+    "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "good_per_second", "good_percent", "cached_percent", "refused",
+    "errors",
+)  # fmt: skip
+_OVERHEAD = ("1", "64")
+_PATIENCE = 10.0
+_MODEL = "sim"
+_NO_TOKEN = {"LAYA_SERVER__CLUSTER_TOKEN": ""}
+
+
+class Left(Exception):
+    """The budget is used up."""
+
+
+def targets_of(rig: Rig, wanted: Sequence[str], nodes: Sequence[str]) -> tuple[list[Target], str]:
+    """Laya and the peers before the same nodes, and the private address of Laya's router."""
+    address, pid, admin = rig.router(nodes, env=_NO_TOKEN)
+    targets = [Target("laya", address, [pid])]
+    hello = body(Asked(0.0, "", "hello", 1, 1), _MODEL)
+    for name in wanted:
+        try:
+            where, pids = ALL[name](rig, nodes)
+            await_answer(where, hello)
+        except RigError as error:
+            print(f"{name} does not start: left out ({error})", file=sys.stderr)
+            continue
+        targets.append(Target(name, where, pids))
+    return targets, admin
+
+
+async def one_run(own: Own, target: Target, plan: Plan, number: int) -> dict[str, float]:
+    """The figures of one round through one router; every router gets the same requests, in words of its own."""
+    asked = await asyncio.to_thread(requests, plan, number, f"{target.name} {number}", 2.0)
+    client = Client(target.address)
+    death = asyncio.create_task(own.kill_one(plan.nodes)) if plan.nodes.kill else None
+    try:
+        driven = await drive(client, asked, plan, _MODEL, time.perf_counter() + plan.seconds + plan.patience)
+    finally:
+        await cancel_all([death])
+        client.close()
+    f = figures(driven.rows, driven.gaps, driven.seconds, plan)
+    return {
+        "ttft_mean_ms": f["ttft_mean"],
+        "ttft_p50_ms": f["ttft_p50"],
+        "ttft_p99_ms": f["ttft_p99"],
+        "good_per_second": f["goodput"],
+        "good_percent": f["good_share"],
+        "cached_percent": f["prefix_hits"],
+        "refused": f["refused"],
+        "errors": f["failed"] + f["not_sent"],
+    }
+
+
+async def back_again(own: Own, limit: float = 15.0) -> None:
+    """Until every node answers for itself and Laya's router has it; the others have their own ways to notice."""
+    deadline = time.monotonic() + limit
+    for node in own.nodes:
+        while time.monotonic() < deadline:
+            try:
+                await page(node.address, "/readyz")
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+    await own.settle(max(0.0, deadline - time.monotonic()))
+
+
+async def rounds_of(
+    own: Own, targets: Sequence[Target], plan: Plan, table: Table, rounds: int, seed: int, deadline: float
+) -> None:
+    """Rounds in turns; a different router begins each. Raises Left."""
+    for number in range(rounds):
+        first = number % len(targets)
+        for target in (*targets[first:], *targets[:first]):
+            if time.monotonic() + plan.seconds > deadline:
+                raise Left
+            table.add(plan.name, target.name, **await one_run(own, target, plan, seed + number))
+            if plan.nodes.kill:
+                await back_again(own)
+            await asyncio.to_thread(quiet, [node.pid for node in own.nodes], 2.0)
+
+
+def scheduling(
+    wanted: Sequence[str], names: Sequence[str], rounds: int, seconds: float, seed: int, deadline: float
+) -> Table:
+    """All scenarios in one table."""
+    table = Table("Scheduling on simulated nodes, open-loop load", _COLUMNS)
+    for at, name in enumerate(names):
+        plan = replace(quick(PLANS[name], None, seconds, None), patience=_PATIENCE)
+        # A share of what is left each, so that a slow scenario does not take all from the last.
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(names) - at)
+        with Rig() as rig:
+            nodes = start_nodes(rig, plan, _NO_TOKEN)
+            targets, admin = targets_of(rig, wanted, [node.address for node in nodes])
+            own = Own(rig, targets[0].address, Watched(admin), nodes)
+            try:
+                uvloop.run(rounds_of(own, targets, plan, table, rounds, seed, until))
+            except Left:
+                print(f"{name}: the budget allows no further round", file=sys.stderr)
+    return table
+
+
+def overhead(wanted: Sequence[str], rounds: int, deadline: float) -> list[Table]:
+    """Closed loops on canned nodes."""
+    if time.monotonic() > deadline:
+        print("overhead: the budget is used up, left out", file=sys.stderr)
+        return []
+    with Rig() as rig:
+        targets, backends = bench_http.start(rig, wanted, ["--messages", str(bench_http.EVENTS)])
+        return bench_http.closed_loops(targets, backends, [bench_http.LOADS[k] for k in _OVERHEAD], 1.0, rounds)
+
+
+def aims(table: Table) -> list[Aim]:
+    """Laya beside the best of the LLM routers in each scenario."""
+    found: list[Aim] = []
+    for name in dict.fromkeys(scenario for scenario, _ in table.cells):
+        peers = [t for s, t in table.cells if s == name and t in bench_http.LLM_ROUTERS]
+        for figure, heading, above in (
+            ("ttft_mean_ms", "TTFT mean", False),
+            ("ttft_p99_ms", "TTFT p99", False),
+            ("good_per_second", "good answers/s", True),
+        ):
+            ratios = [(ratio(table, name, figure, "laya", peer), peer) for peer in peers]
+            known = [one for one in ratios if one[0] == one[0]]
+            if known:
+                value, peer = (min if above else max)(known)
+                found.append(Aim(f"{name}: {heading} over the best LLM router's ({peer})", value, 1.0, above))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    args = _arguments(argv)
+    wanted = [p for p in args.peers.split(",") if p]
+    if args.install_peers:
+        install_all(sorted({package(p) for p in wanted}))
+    for name in dict.fromkeys(package(p) for p in wanted):
+        if not find(name):
+            print(missing(name), file=sys.stderr)
+    wanted = [p for p in wanted if find(package(p))]
+    load, deadline = os.getloadavg()[0], time.monotonic() + args.budget
+    tables: list[Table] = []
+    goals: list[Aim] = []
+    try:
+        if "overhead" in args.only:
+            tables += overhead(wanted, args.rounds, deadline)
+        if "scheduling" in args.only:
+            table = scheduling(wanted, args.scenarios, args.rounds, args.seconds, args.seed, deadline)
+            tables.append(table)
+            goals = aims(table)
+    except (RigError, OSError) as error:
+        sys.exit(f"bench_peers: {error or 'a round did not end in time'}")
+    tables = [t for t in tables if t.cells]
+    show(tables, goals, load, args.json, " ".join(["python -m loadtest.bench_peers", *(argv or sys.argv[1:])]))
+    if not tables:
+        sys.exit("bench_peers: the budget allowed nothing")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=_several(SECTIONS), default=list(SECTIONS), help="with commas")
+    parser.add_argument("--scenarios", type=_several(SCENARIOS), default=list(SCENARIOS), help="with commas")
+    parser.add_argument("--peers", default=",".join(USUAL), help=f"of {', '.join(ALL)}; empty for none")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a round of scheduling")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=345.0, help="seconds for all of it, about")
+    parser.add_argument("--install-peers", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    if unknown := {p for p in args.peers.split(",") if p} - set(ALL):
+        parser.error(f"--peers: no {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+    if not 1 <= args.rounds <= 100 or not 0.5 <= args.seconds <= 60 or not 1 <= args.budget <= 86_400:
+        parser.error("--rounds must be 1 to 100, --seconds 0.5 to 60, --budget 1 to 86400")
+    return args
+
+
+def _several(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        if unknown := set(names) - set(known):
+            raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    main()
