@@ -5,10 +5,11 @@
 
 It starts canned nodes and a router on loopback, sends ``--requests`` calls with ``--threads`` in flight to the router
 and directly to a node, and prints mean, p50, p95 and p99 in milliseconds, the latency added over direct, calls a
-second, and the CPU a call costs the router (user and system time of its process). ``--peers`` adds nginx's
-``grpc_pass`` (where installed) and a pass-through written with ``grpc.aio``, in the same rounds; ``--plain`` adds a
-router that leaves the compiled hot path aside. Client, router and nodes share the machine: compare within one run, not
-between runs.
+second, and the CPU a call costs the router (user and system time of its process). A second table splits a call's time
+by the router's own histograms: match and dispatch, relay in, node, relay out (of one call in 17). ``--peers`` adds
+nginx's ``grpc_pass`` (where installed) and a pass-through written with ``grpc.aio``, in the same rounds; ``--plain``
+adds a router that leaves the compiled hot path aside. Client, router and nodes share the machine: compare within one
+run, not between runs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from loadtest import stages
 from loadtest.hop_client import HopClient, Sample, quantile
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds
 
@@ -37,6 +39,8 @@ class Target:
     name: str
     address: str
     pids: list[int] = field(default_factory=list)
+    admin: str = ""  # a router's private address
+    times: dict[str, stages.Times] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     cpu: float = 0.0
 
@@ -62,11 +66,11 @@ class Target:
 def start(rig: Rig, nodes: int, peers: bool, plain: bool) -> list[Target]:
     """The processes of one run."""
     addresses = rig.nodes(nodes)
-    router, pid, _ = rig.router(addresses)
-    targets = [Target("direct", addresses[0]), Target("laya", router, [pid])]
+    router, pid, admin = rig.router(addresses)
+    targets = [Target("direct", addresses[0]), Target("laya", router, [pid], admin)]
     if plain:
-        router, pid, _ = rig.router(addresses, env={"LAYA_PLAIN": "1"})
-        targets.append(Target("plain", router, [pid]))
+        router, pid, admin = rig.router(addresses, env={"LAYA_PLAIN": "1"})
+        targets.append(Target("plain", router, [pid], admin))
     if peers:
         nginx = rig.nginx(addresses)
         if nginx is None:
@@ -85,12 +89,16 @@ async def measure(targets: list[Target], requests: int, threads: int, rounds: in
         for client in clients:
             await client.connect()
             await client.load(_WARM_UP, threads)
+        before = {target.name: stages.read(target.admin) for target in targets if target.admin}
         per_round = max(threads, requests // rounds)
         for _ in range(rounds):
             for target, client in zip(targets, clients, strict=True):
-                before = cpu_seconds(target.pids)
+                used = cpu_seconds(target.pids)
                 target.samples.append(await client.load(per_round, threads))
-                target.cpu += cpu_seconds(target.pids) - before
+                target.cpu += cpu_seconds(target.pids) - used
+        for target in targets:
+            if target.admin:
+                target.times = stages.between(before[target.name], stages.read(target.admin))
     finally:
         for client in clients:
             await client.close()
@@ -104,6 +112,8 @@ def report(targets: list[Target], threads: int) -> list[dict[str, object]]:
         figures = target.figures()
         row: dict[str, object] = {"target": target.name, "in_flight": threads, **figures}
         row["added_p50_ms"] = figures["p50_ms"] - base["p50_ms"]
+        if target.times:
+            row["split"] = stages.rows(target.times)
         rows.append(row)
     return rows
 
@@ -117,6 +127,11 @@ def show(rows: list[dict[str, object]]) -> None:
             f"{row[c]:>18.0f}" if c in ("calls_per_second", "errors") else f"{row[c]:>18.3f}" for c in columns
         )
         print(f"{row['target']:<11}{cells}")
+    for row in rows:
+        split = row.get("split")
+        if isinstance(split, list):
+            print(f"\n{row['target']}: where a call's time goes, by the router's own histograms")
+            stages.show(split)
 
 
 def main() -> None:
