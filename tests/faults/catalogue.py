@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -20,12 +20,15 @@ from shared.net.tls import server_context
 from shared.net.tls_watch import INTERVAL
 from tests.faults import limits
 from tests.faults.http_call import Broken, post
-from tests.faults.site import KEEPALIVE, KEEPALIVE_TIMEOUT, NODE_PORT, TOKEN, Member, Site
+from tests.faults.load import LIMIT
+from tests.faults.site import FIRST_TOKEN, KEEPALIVE, KEEPALIVE_TIMEOUT, NODE_PORT, TOKEN, Member, Site
 from tests.support.attack import CONTINUATION, HEADERS, frame
 from tests.support.rogue_node import HEAD, RogueCall, RogueNode
 
 SILENT: Final = KEEPALIVE + KEEPALIVE_TIMEOUT  # seconds after which a peer that says nothing is given up
 KILLED: Final = 1.5  # the stall that the death of a process may cost others, in seconds
+ENDLESS: Final = FIRST_TOKEN * 1.25 + KILLED  # what is silent on one request is found at its time or a quarter later
+OWN: Final = LIMIT + 2.0  # seconds after which a client gives a try up, whatever it hears
 
 Act = Callable[[Site], Awaitable[None]]
 
@@ -35,15 +38,17 @@ class Fault:
     """One way in which things break.
 
     ``seconds`` is how long it lasts. ``stall`` bounds the longest wait of a request that was not sent to what broke, or
-    was sent on from it, None where nothing is promised. ``clean``: no request may fail for it.
+    was sent on from it; where clients must see to themselves, their own time limit. ``clean``: no request may fail
+    for it. ``unaided``: nor may a client have had to try again.
     """
 
     name: str
     seconds: float
     inject: Act
     heal: Act | None = None
-    stall: float | None = None
+    stall: float = OWN
     clean: bool = False
+    unaided: bool = False
     works: Callable[[Site], bool] = lambda site: True
     long: float = 0.0  # seconds that it lasts instead in a run of ten minutes or more
 
@@ -105,9 +110,17 @@ async def _long_prompt(router: str) -> None:
 
 
 async def _roll(site: Site) -> None:
-    """Every node, then every router: SIGTERM, its end, and a new one in its place."""
-    for member in (*site.nodes, *site.routers):
-        await asyncio.to_thread(_replace, site, member)
+    """Every node: SIGTERM, its end, and a new one in its place. Then every router replaces itself."""
+    for node in site.nodes:
+        await asyncio.to_thread(_replace, site, node)
+    leaving = []
+    for router in site.routers:
+        assert router.proc is not None
+        leaving.append((router, await asyncio.to_thread(router.proc.replace)))
+        await asyncio.to_thread(site.wait_ready, 20)
+    for router, before in leaving:
+        code = await asyncio.to_thread(before.wait, 30)
+        assert code == 0, f"{router.name}, replaced, ended its drain with {code}\n{router.tail()}"
 
 
 def _replace(site: Site, member: Member) -> None:
@@ -204,19 +217,29 @@ def _rogues() -> list[Fault]:
     out = []
     for name, behave in kinds:
         inject, heal = _rogue(behave)
-        out.append(Fault(name, 7.0 if behave is _never_ends else 3.0, inject, heal))
+        endless = behave is _never_ends
+        out.append(Fault(name, 7.0 if endless else 3.0, inject, heal, stall=ENDLESS if endless else KILLED))
     return out
+
+
+def both(pair: Sequence[Fault]) -> Fault:
+    """What may come of faults together: a request that one of them has held up may then meet the next one."""
+    return Fault(" + ".join(fault.name for fault in pair), 0.0, nothing, stall=sum(fault.stall for fault in pair))
+
+
+async def nothing(site: Site) -> None:
+    """Break nothing."""
 
 
 def catalogue() -> list[Fault]:
     """Every fault, in the order of the table."""
     silent = SILENT + 1.0  # a look at the clock on each side, and the way to another node
     return [
-        Fault("nothing", 3.0, _act(lambda site: None), clean=True, stall=KILLED),
+        Fault("nothing", 3.0, nothing, clean=True, stall=KILLED),
         Fault("node killed", 2.5, _kill(lambda site: site.nodes[0]), stall=KILLED),
-        Fault("router killed", 2.5, _kill(lambda site: site.routers[0]), stall=None),
+        Fault("router killed", 2.5, _kill(lambda site: site.routers[0]), stall=KILLED),
         Fault("node frozen", SILENT + 2, _freeze(lambda site: site.nodes[1]), stall=silent),
-        Fault("router frozen", SILENT + 1, _freeze(lambda site: site.routers[1])),
+        Fault("router frozen", SILENT + 1, _freeze(lambda site: site.routers[1]), stall=SILENT + 1 + KILLED),
         Fault(
             "partition router-node",
             SILENT + 1.5,
@@ -248,12 +271,14 @@ def catalogue() -> list[Fault]:
             works=lambda site: site.disk.works,
         ),
         Fault("clock jumps", 0.5, _jump, clean=True, stall=KILLED, works=lambda site: site.clock.works),
-        Fault("router without descriptors", 3.0, _act(lambda site: limits.deny_files(_pid(site.routers[0])))),
+        Fault(
+            "router without descriptors", 3.0, _act(lambda site: limits.deny_files(_pid(site.routers[0]))), stall=KILLED
+        ),
         Fault("node without descriptors", 3.0, _act(lambda site: limits.deny_files(_pid(site.nodes[3]))), stall=KILLED),
-        Fault("node out of memory", 4.0, _oversize, stall=None, works=lambda site: limits.memory_works()),
+        Fault("node out of memory", 4.0, _oversize, stall=silent, works=lambda site: limits.memory_works()),
         Fault("certificate expires", 2.0, _expire, _act(lambda site: _certify(site, 1)), stall=KILLED),
         *_rogues(),
-        Fault("rolling restart", 0.5, _roll, clean=True, stall=KILLED),
+        Fault("rolling restart", 0.5, _roll, clean=True, unaided=True, stall=KILLED),
     ]
 
 

@@ -1,12 +1,15 @@
-"""The least HTTP/1.1 client that can say where an answer broke off: one request, one connection."""
+"""The least HTTP/1.1 client that can say where an answer broke off, with connections that are kept or not."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
+
+_KEPT: Final = 5.0  # seconds that an idle connection is kept: as long as common clients keep theirs
 
 
 class Broken(Exception):
@@ -19,6 +22,7 @@ class Answer:
     def __init__(self, reader: asyncio.StreamReader, status: int, headers: dict[str, str]) -> None:
         self.status = status
         self.headers = headers
+        self.over = False  # the body has been read to its end
         self._reader = reader
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -28,8 +32,12 @@ class Answer:
             if self.headers.get("transfer-encoding") == "chunked":
                 while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
                     yield (await reader.readexactly(size + 2))[:-2]
+                await reader.readexactly(2)
+                self.over = True
             else:
-                yield await reader.readexactly(int(self.headers.get("content-length", "0")))
+                body = await reader.readexactly(int(self.headers.get("content-length", "0")))
+                self.over = True
+                yield body
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise Broken(f"in the body: {error!r}") from None
 
@@ -38,14 +46,51 @@ class Answer:
         return b"".join([piece async for piece in self.body()])
 
 
-async def post(address: str, path: str, body: dict[str, Any], headers: dict[str, str]) -> AsyncGenerator[Answer, None]:
-    """Yield the answer once its head is here, and close the connection after it. Raises Broken."""
+class Kept:
+    """Idle connections, by address. Like most clients it has no way to know of a close that is on its way."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]]] = {}
+
+    def take(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """A connection that looks open, if there is one."""
+        idle = self._idle.get(address, [])
+        while idle:
+            reader, writer, since = idle.pop()
+            if not reader.at_eof() and not writer.is_closing() and time.monotonic() - since < _KEPT:
+                return reader, writer
+            writer.close()
+        return None
+
+    def put(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """An answer is over: the connection may carry another one."""
+        self._idle.setdefault(address, []).append((reader, writer, time.monotonic()))
+
+    def close(self) -> None:
+        """Close them all."""
+        for idle in self._idle.values():
+            for _, writer, _ in idle:
+                writer.close()
+        self._idle.clear()
+
+
+async def post(
+    address: str, path: str, body: dict[str, Any], headers: dict[str, str], kept: Kept | None = None
+) -> AsyncGenerator[Answer, None]:
+    """Yield the answer once its head is here. Raises Broken.
+
+    The connection is one of ``kept``, and goes back there if the server lets it; without that it is closed.
+    """
     host, _, port = address.rpartition(":")
     raw = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", f"host: {address}", "content-type: application/json", "connection: close"]
+    lines = [f"POST {path} HTTP/1.1", f"host: {address}", "content-type: application/json"]
     lines += [f"content-length: {len(raw)}", *(f"{name}: {value}" for name, value in headers.items())]
+    if kept is None:
+        lines.append("connection: close")
+    used = kept.take(address) if kept is not None else None
+    answer: Answer | None = None
     try:
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = used or await asyncio.open_connection(host, int(port))
     except OSError as error:
         raise Broken(f"connecting: {error!r}") from None
     try:
@@ -59,8 +104,12 @@ async def post(address: str, path: str, body: dict[str, Any], headers: dict[str,
         for line in head[1:]:
             name, _, value = line.partition(":")
             fields[name.strip().lower()] = value.strip()
-        yield Answer(reader, int(head[0].split()[1]), fields)
+        answer = Answer(reader, int(head[0].split()[1]), fields)
+        yield answer
     finally:
-        writer.close()
-        with suppress(OSError):
-            writer.transport.abort()
+        if kept is not None and answer is not None and answer.over and answer.headers.get("connection") != "close":
+            kept.put(address, reader, writer)
+        else:
+            writer.close()
+            with suppress(OSError):
+                writer.transport.abort()

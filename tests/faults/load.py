@@ -24,7 +24,7 @@ from shared.errors import LayaError
 from shared.net.grpc_wire import error_from_trailers
 from shared.pb.laya.v1 import inference_pb2 as pb
 from shared.pb.laya.v1 import inference_pb2_grpc
-from tests.faults.http_call import Broken, post
+from tests.faults.http_call import Broken, Kept, post
 from tests.faults.tally import Cut, Failed, Tally, Wrong
 
 TRIES: Final = 8
@@ -58,6 +58,7 @@ class Ask:
 
     def __init__(self, rng: random.Random) -> None:
         self.kind = rng.choice(KINDS)
+        self.kept = rng.random() < 0.5  # over HTTP/1.1: on a connection that has served others
         self.seed = rng.randrange(1 << 31)
         self.text = "fault " + " ".join(rng.choice(sim_text.WORDS).strip() for _ in range(rng.randrange(4, 60)))
         self.tokens = rng.randrange(4, 60)
@@ -103,6 +104,7 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._kept = Kept()
         self._active: set[Ask] = set()
         self._one_ended = asyncio.Event()
 
@@ -127,6 +129,7 @@ class Load:
         self._stopping.set()
         await asyncio.gather(*self._tasks)
         await asyncio.gather(*(channel.close(None) for channel in self._channels.values()))
+        self._kept.close()
 
     async def _client(self, rng: random.Random) -> None:
         while not self._stopping.is_set():
@@ -166,7 +169,7 @@ class Load:
             stub: Any = inference_pb2_grpc.InferenceStub(self._channels[router])  # type: ignore[no-untyped-call]
             await (_complete(ask, stub) if ask.kind == "complete" else _generate(ask, stub, clock))
         else:
-            await _http(ask, router, clock)
+            await _http(ask, router, clock, self._kept if ask.kept else None)
 
 
 class Clock:
@@ -248,13 +251,13 @@ def _next(reason: str, code: str, after: float | None, said: dict[str, str], del
     return Failed(f"{code} {reason} {said.get('phase', '')}".strip())
 
 
-async def _http(ask: Ask, router: str, clock: Clock) -> None:
+async def _http(ask: Ask, router: str, clock: Clock, kept: Kept | None) -> None:
     stream = ask.kind == "sse"
     limit = {"laya-timeout-ms": str(int(LIMIT * 1000))}
     seen = ""
     try:
         async with asyncio.timeout(LIMIT + 2):
-            async with aclosing(post(router, "/v1/completions", ask.body(stream), limit)) as answers:
+            async with aclosing(post(router, "/v1/completions", ask.body(stream), limit, kept)) as answers:
                 async for answer in answers:
                     clock.tick()
                     if answer.status != 200:

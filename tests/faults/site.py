@@ -21,6 +21,7 @@ from tests.support.processes import Proc, metric
 
 KEEPALIVE: Final = 2.0  # seconds of silence until a PING
 KEEPALIVE_TIMEOUT: Final = 1.0
+FIRST_TOKEN: Final = 5.0
 TOKEN: Final = "fault-suite-token"
 _COMMON: Final = {
     "LAYA_SERVER__CLUSTER_TOKEN": TOKEN,
@@ -30,7 +31,10 @@ _COMMON: Final = {
     "LAYA_SERVER__DRAIN_TIMEOUT": "15",
     "LAYA_SERVER__LOG_FORMAT": "json",
 }
-_ROUTER: Final = {"LAYA_ROUTER__DEADLINES__FIRST_TOKEN": "5", "LAYA_ROUTER__DEADLINES__BETWEEN_TOKENS": "4"}
+_ROUTER: Final = {
+    "LAYA_ROUTER__DEADLINES__FIRST_TOKEN": str(FIRST_TOKEN),
+    "LAYA_ROUTER__DEADLINES__BETWEEN_TOKENS": "4",
+}
 _NODE: Final = {
     "LAYA_INFERENCE__HEARTBEAT": "1",
     "LAYA_INFERENCE__REGISTRATION_TTL": "6",
@@ -77,6 +81,10 @@ class Member:
     def runs(self) -> bool:
         """Whether it has not ended."""
         return self.proc is not None and self.proc.popen.poll() is None
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.proc.output()[-1500:] if self.proc is not None else ""
 
     def restart(self) -> None:
         """Start it anew at its old address, and wait until it is ready."""
@@ -173,7 +181,7 @@ class Site:
 
     def tails(self) -> str:
         """The ends of all logs."""
-        return "\n".join(f"--- {m.name}\n{m.proc.output()[-1500:]}" for m in self.members if m.proc is not None)
+        return "\n".join(f"--- {member.name}\n{member.tail()}" for member in self.members)
 
     @property
     def members(self) -> list[Member]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tests.faults.catalogue import Fault, catalogue
+from tests.faults.catalogue import KILLED, Fault, both, catalogue, nothing
 from tests.faults.load import HUNG, Load
 from tests.faults.record import Record
 from tests.faults.site import Site
@@ -60,7 +60,7 @@ class Suite:
                 load.tally = after = Tally("after")
                 async with asyncio.timeout(HUNG * 8):
                     await load.stop()
-            self._judge(after, Fault("after", 0, _nothing, clean=True))
+            self._judge(after, Fault("after", 0, nothing, clean=True, stall=KILLED))
             self.problems += await site.left()
             self.problems += site.tracebacks()
             self._record.draw()
@@ -88,12 +88,15 @@ class Suite:
     async def _one(self, site: Site, load: Load, name: str, faults: Sequence[Fault], seconds: float) -> None:
         load.tally = tally = Tally(name)
         self.tallies.append(tally)
-        try:
-            for fault in faults:
+        for fault in faults:
+            try:
                 await fault.inject(site)
-            await asyncio.sleep(seconds)
-        except Exception as error:
-            self.problems.append(f"{name}: {error!r}"[:2000])
+            except Exception as error:
+                if len(faults) == 1:
+                    self.problems.append(f"{name}: {error!r}"[:2000])
+                else:  # what another one has broken may not be there to break
+                    tally.reasons[f"{fault.name} not in force"] += 1
+        await asyncio.sleep(seconds)
         for fault in faults:
             if fault.heal is not None:
                 await fault.heal(site)
@@ -104,10 +107,7 @@ class Suite:
             self.problems.append(f"{name}: not whole again: {error}"[:3000])
         await load.passed()  # so that what this fault has cost is not put down to the next
         await asyncio.to_thread(self._record.look, site)
-        if len(faults) == 1:
-            self._judge(tally, faults[0])
-        else:
-            self._judge(tally, Fault(name, seconds, _nothing))
+        self._judge(tally, faults[0] if len(faults) == 1 else both(faults))
         self._say(" | ".join(tally.row()) + f" | {dict(tally.reasons)}")
 
     def _judge(self, tally: Tally, fault: Fault) -> None:
@@ -117,9 +117,9 @@ class Suite:
         if fault.clean and (tally.failed or tally.cut):
             reasons = dict(tally.reasons)
             self.problems.append(f"{tally.name}: {tally.failed} failed and {tally.cut} cut, none may: {reasons}")
-        if fault.stall is not None and tally.stall > fault.stall + BUSY:
+        if fault.unaided and tally.retried:
+            self.problems.append(
+                f"{tally.name}: {tally.retried} took a client's retry, none may: {dict(tally.reasons)}"
+            )
+        if tally.stall > fault.stall + BUSY:
             self.problems.append(f"{tally.name}: a stall of {tally.stall:.2f} s, {fault.stall:g} s are allowed")
-
-
-async def _nothing(site: Site) -> None:
-    pass

@@ -57,10 +57,10 @@ async def test_streams_end_where_they_began_and_new_requests_are_the_successors(
         pieces = aiter(call)
         got = len((await anext(pieces)).token_ids)
         before = await asyncio.to_thread(running.router.replace)
+        assert before.poll() is None
         other = stub_of(channel).Generate(ask(20), timeout=30)
         assert sum([len(piece.token_ids) async for piece in other]) == 20
         await until(lambda: running.metric("laya_router_requests_total", method="Generate") == 1, "it is counted there")
-        assert before.poll() is None
         async for piece in pieces:
             got += len(piece.token_ids)
         assert got == 300
