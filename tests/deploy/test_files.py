@@ -136,3 +136,9 @@ def test_a_unit_bounds_memory_and_waits_for_the_drain(name: str) -> None:
     assert int(lines["TimeoutStopSec"]) > UNITS[name]
     assert lines["NoNewPrivileges"] == "yes" and lines["ProtectSystem"] == "strict"
     assert lines["RestartPreventExitStatus"].split() == ["2", "3"]
+
+
+def test_a_reload_of_the_routers_unit_puts_another_process_in_its_place() -> None:
+    lines = dict(re.findall(r"^([A-Z]\w*)=(.*)$", (ROOT / "systemd" / "laya-router.service").read_text(), re.MULTILINE))
+    assert lines["Type"] == "notify"  # else systemd takes the end of the old process for that of the service
+    assert lines["ExecReload"].endswith("-USR2 $MAINPID")
