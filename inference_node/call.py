@@ -20,15 +20,19 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -(1 << 31), (1 << 31) - 1
 class Call:
     """One request's surroundings. ``deadline`` is in the loop's time; ``priority`` None means: as the body says.
 
-    ``timed``: the client wants to know what the node's messages cost.
+    ``timed``: the client wants to know what the node's messages cost. ``journal``: the router can take the stream
+    elsewhere, unless the client wants it not to (``no_migrate``); ``resume``: it has just done so.
     """
 
     __slots__ = (
         "clamps",
         "deadline",
         "dispatch",
+        "journal",
+        "no_migrate",
         "priority",
         "request_id",
+        "resume",
         "rewrite",
         "salt",
         "timed",
@@ -47,6 +51,9 @@ class Call:
         self.traceparent = get(names.TRACEPARENT)
         self.tracestate = get(names.TRACESTATE)
         self.timed = get(names.TIMING) == b"1"
+        self.journal = get(names.JOURNAL) == b"1"
+        self.resume = get(names.RESUME) == b"1"
+        self.no_migrate = get(names.NO_MIGRATE, b"0") != b"0"
         raw = get(names.CLAMPS)
         self.clamps: Clamps = clamping.parse(raw) if raw else clamping.NONE
         raw = get(names.PRIORITY)

@@ -16,7 +16,7 @@ from inference_node.metrics import NodeMetrics, ServiceMetrics
 from inference_node.report import Reporter
 from inference_node.state import NodeState, Serving
 from inference_node.tracing import Trace, Tracing
-from shared.errors import LayaError
+from shared.errors import LayaError, unavailable
 
 
 class Door:
@@ -40,12 +40,14 @@ class Door:
         self._metrics = metrics
         self.visits: dict[Visit, asyncio.Task[object] | None] = {}
 
-    def cut_off(self) -> int:
-        """Cancel every visit that is still going on, waiting ones too; how many there were."""
-        tasks = [task for task in self.visits.values() if task is not None]
-        for task in tasks:
-            task.cancel()
-        return len(tasks)
+    def cut_off(self, migratable: bool = False) -> int:
+        """End every visit that is still going on, waiting ones too, or those that can go on elsewhere; how many."""
+        chosen = [(visit, task) for visit, task in self.visits.items() if visit.migratable or not migratable]
+        for visit, task in chosen:
+            error = unavailable("This node is draining: the stream was ended here.", "DRAINING")
+            if (visit.stop is None or not visit.stop(error)) and task is not None:
+                task.cancel()
+        return len(chosen)
 
     def visit(self, service: str, call: Call, need: Need, priority: int, arrived: float) -> Visit:
         """A request that wants in; ``arrived`` is when it came, by the door's clock. Raises NOT_READY."""
@@ -53,7 +55,11 @@ class Door:
 
 
 class Visit:
-    """One admitted request, as a context manager. Entering raises LayaError when it is refused."""
+    """One admitted request, as a context manager. Entering raises LayaError when it is refused.
+
+    ``migratable``: its stream can go on elsewhere. ``stop``, where it is set, ends its call and its task with an error
+    at once, or says False.
+    """
 
     __slots__ = (
         "_admitted",
@@ -70,7 +76,9 @@ class Visit:
         "admitted_at",
         "arrived",
         "first_at",
+        "migratable",
         "serialising",
+        "stop",
         "timed",
         "trace",
     )
@@ -98,6 +106,8 @@ class Visit:
         self.arrived = arrived
         self.admitted_at = 0.0
         self.first_at = 0.0
+        self.migratable = False
+        self.stop: Callable[[LayaError], bool] | None = None
         self.serialising = 0.0  # seconds, where it is ``timed``
         self.trace: Trace | None = None
         if door.tracing is not None:
@@ -158,6 +168,10 @@ class Visit:
         self._cached += cached_tokens
         if self._counted and self._started == len(self._need.prompts):
             self._door.reporter.used(self._call.dispatch, self._need.prefill_tokens, self._cached)
+
+    def pin(self) -> None:
+        """Its stream can not go on elsewhere any more."""
+        self.migratable = False
 
     def now(self) -> float:
         """The door's clock."""

@@ -19,11 +19,15 @@ class Drainer:
         self._log = log
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, grace: float) -> None:
-        """Take nothing new; cut off what still runs after ``grace`` seconds. A later call sets a new grace."""
+    def begin(self, grace: float, migrate: bool = False) -> None:
+        """Take nothing new; cut off what still runs after ``grace`` seconds. A later call sets a new grace.
+
+        With ``migrate`` the streams that can go on elsewhere are ended at once.
+        """
         self._stop_task()
         self._state.drain()
-        event(self._log, logging.INFO, "draining", grace=grace)
+        moved = self._door.cut_off(migratable=True) if migrate else 0
+        event(self._log, logging.INFO, "draining", grace=grace, moved=moved)
         self._task = asyncio.get_running_loop().create_task(self._finish(grace), name="drain")
 
     def undo(self) -> None:

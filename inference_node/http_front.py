@@ -17,7 +17,8 @@ from inference_node.bodies import error_body
 from inference_node.call import Call
 from inference_node.metrics import CONTENT_TYPE, NodeMetrics
 from inference_node.state import NodeState
-from inference_node.tunnel import OpenAIFront, WebReply, WebRequest
+from inference_node.tunnel import OpenAIFront
+from inference_node.web import WebReply, WebRequest
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.ids import request_id_maker, sane_request_id

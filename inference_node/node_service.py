@@ -66,7 +66,7 @@ class NodeService:
         if request.undo:
             self._drain.undo()
         else:
-            self._drain.begin(request.grace_seconds or self._state.config.server.drain_timeout)
+            self._drain.begin(request.grace_seconds or self._state.config.server.drain_timeout, request.migrate)
         serving = self._state.serving_or_none
         return pb.DrainResponse(
             draining=self._state.draining,

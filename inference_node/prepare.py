@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inference_node import convert
+from inference_node import convert, resume
 from inference_node import sampling as checks
 from inference_node.admission import Need
 from inference_node.call import Call
 from inference_node.engines.base import BadRequest, Engine, EngineInfo, GenerateCall, Message, Prompt, Sampling
+from inference_node.resume import Resumed
 from inference_node.state import NodeState
 from shared.config.schema import Config
 from shared.errors import Code, LayaError, invalid
@@ -34,6 +35,7 @@ class Job:
     generate: GenerateCall
     need: Need
     model: str
+    resumed: Resumed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,12 @@ class Preparer:
         caps = Caps.of(self._config, call)
         sampling.max_tokens = self._max_tokens(convert.wanted_tokens(params, call.clamps), len(tokens), info, caps)
         checks.check(sampling, caps.max_n, "sampling.")
-        return Job(call, self._call(prompt, sampling, request, call), _need(len(tokens), sampling), model)
+        resumed = resume.read(request, call)
+        generate = self._call(prompt, sampling, request, call)
+        if resumed is None:
+            return Job(call, generate, Need((len(tokens),), sampling.max_tokens, sampling.n), model)
+        generate.past = resumed.past
+        return Job(call, generate, resumed_need(len(tokens), sampling.max_tokens, resumed), model, resumed)
 
     def _call(
         self, prompt: Prompt, sampling: Sampling, request: pb.GenerateRequest | pb.ChatRequest, call: Call
@@ -150,8 +157,11 @@ class Preparer:
         return wanted
 
 
-def _need(prompt: int, sampling: Sampling) -> Need:
-    return Need((prompt,), sampling.max_tokens, sampling.n)
+def resumed_need(prompt: int, max_tokens: int, resumed: Resumed) -> Need:
+    """What is still to come needs: what the client has is a part of the prompt. Raises INVALID_ARGUMENT."""
+    rest = resume.left(max_tokens, resumed)
+    # Nothing runs where nothing is left to generate.
+    return Need((prompt + resumed.delivered,), rest) if rest else Need((1,), 0)
 
 
 def _turns(turns: Sequence[pb.ChatMessage]) -> list[Message]:

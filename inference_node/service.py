@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from inference_node import convert
+from inference_node import convert, journal
 from inference_node.call import Call
 from inference_node.door import Door, Visit
-from inference_node.engines.base import BadRequest, Delta, EngineError
+from inference_node.engines.base import BadRequest, Delta, EngineError, Inexact
 from inference_node.prepare import Job, Preparer, refused
+from inference_node.resume import Resumed, inexact
 from inference_node.state import NodeState
+from inference_node.web import engine_dead
+from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.net.grpc_server import ServerCall
 from shared.pb.laya.v1 import inference_pb2 as pb
@@ -34,8 +37,9 @@ class InferenceService:
         self._may_stream()
         arrived = self._door.clock()
         job = await self._preparer.generate(request, _about(call))
-        run = _Run(self._door, "generate", job, arrived)
-        first = True
+        run = _Run(self._door, "generate", job, arrived, call)
+        first = not run.begun
+        run.grant(self._state)
 
         async def emit(delta: Delta, last: bool) -> None:
             nonlocal first
@@ -55,8 +59,9 @@ class InferenceService:
         self._may_stream()
         arrived = self._door.clock()
         job = await self._preparer.chat(request, _about(call))
-        run = _Run(self._door, "chat", job, arrived)
-        started: set[int] = set()
+        run = _Run(self._door, "chat", job, arrived, call)
+        started = {0} if run.begun else set[int]()
+        run.grant(self._state)
 
         async def emit(delta: Delta, last: bool) -> None:
             message = convert.chat_response(delta, delta.index not in started)
@@ -77,8 +82,10 @@ class InferenceService:
     async def complete(self, request: pb.CompleteRequest, call: ServerCall) -> pb.CompleteResponse:
         """A whole completion in one answer."""
         arrived = self._door.clock()
+        if request.request.HasField("resume"):
+            raise invalid("Only a stream can be resumed: leave request.resume out.", "request.resume")
         job = await self._preparer.generate(request.request, _about(call))
-        run = _Run(self._door, "complete", job, arrived)
+        run = _Run(self._door, "complete", job, arrived, call)
         request_id, model, engine = run.names(self._state)
         response = pb.CompleteResponse(request_id=request_id, model=model, engine=engine)
         texts: list[list[str]] = []
@@ -148,9 +155,24 @@ def _about(call: ServerCall) -> Call:
 class _Run:
     """One generation from admission to its last token."""
 
-    __slots__ = ("_arrived", "_cached", "_door", "_job", "_service", "_tokens", "_visit")
+    __slots__ = (
+        "_arrived",
+        "_cached",
+        "_call",
+        "_door",
+        "_granted",
+        "_job",
+        "_replayed",
+        "_service",
+        "_text",
+        "_tokens",
+        "_visit",
+    )
 
-    def __init__(self, door: Door, service: str, job: Job, arrived: float) -> None:
+    def __init__(self, door: Door, service: str, job: Job, arrived: float, call: ServerCall) -> None:
+        self._call = call
+        self._granted = False
+        self._replayed = self._text = 0  # tokens that the client had before, and bytes of their text
         self._door = door
         self._service = service
         self._job = job
@@ -159,6 +181,22 @@ class _Run:
         self._tokens = 0
         self._cached = 0
 
+    @property
+    def begun(self) -> bool:
+        """Whether the client has had the first message, from another node."""
+        return self._job.resumed is not None and self._job.resumed.begun
+
+    def grant(self, state: NodeState) -> None:
+        """Tell a router that asks whether the stream can go on elsewhere. Raises RESUME_INEXACT if it should here."""
+        job = self._job
+        if not job.call.journal and job.resumed is None:
+            return
+        why = journal.typed_refusal(job.generate.sampling, job.call, state.serving.engine)
+        if why and job.resumed is not None:
+            raise inexact(why)
+        self._granted = not why
+        self._call.initial_metadata.append((names.JOURNAL, journal.answer(why)))
+
     async def drive(self, state: NodeState, emit: Emit) -> None:
         """Admit, generate, and hand each delta to ``emit`` with whether it is the last. Raises LayaError."""
         job = self._job
@@ -166,6 +204,8 @@ class _Run:
         left = job.generate.sampling.n
         async with self._door.visit(self._service, job.call, job.need, job.generate.priority, self._arrived) as visit:
             self._visit = visit
+            visit.migratable = self._granted
+            visit.stop = self._stop
             if visit.trace is not None:
                 visit.trace.typed(self._service, job)
             try:
@@ -179,6 +219,8 @@ class _Run:
                             left -= 1
                             if visit.trace is not None:
                                 visit.trace.finished(delta.finish_reason)
+                        if job.resumed is not None and self._had(job.resumed, delta, left == 0):
+                            continue
                         if not visit.timed:
                             await emit(delta, left == 0)
                             continue
@@ -187,14 +229,36 @@ class _Run:
                         visit.serialising += self._door.clock() - since
             except BadRequest as e:
                 raise refused(e) from None
+            except Inexact as e:
+                raise inexact(str(e)) from None
             except EngineError as e:
-                raise state.engine_error(e) from e
+                error = state.engine_error(e)
+                raise engine_dead() if e.fatal and self._granted else error from e
             finally:
-                visit.generated(self._tokens)
+                visit.generated(self._tokens - self._replayed)
                 if visit.trace is not None:
-                    visit.trace.generated(self._tokens)
+                    visit.trace.generated(self._tokens - self._replayed)
             if left:
                 raise LayaError(Code.INTERNAL, "ENGINE_FAILED", "The engine ended the request before it was complete.")
+
+    def _had(self, resumed: Resumed, delta: Delta, last: bool) -> bool:
+        """Whether the client has this already; an end that it has not been told of stays to be told.
+
+        Raises RESUME_INEXACT where the text here is not as long as the client's.
+        """
+        if delta.replayed:
+            self._replayed += len(delta.token_ids)
+            self._text += len(delta.text.encode())
+            if not last:
+                return True
+            delta.text, delta.token_ids, delta.logprobs = "", (), ()
+        if self._text != resumed.text_bytes:
+            raise inexact(f"the text here has {self._text} bytes, and the client has {resumed.text_bytes}")
+        return False
+
+    def _stop(self, error: LayaError) -> bool:
+        self._call.stop(error)
+        return True
 
     def names(self, state: NodeState) -> tuple[str, str, str]:
         """Request id, model and engine, for the first message."""

@@ -9,25 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from inference_node import bodies
+from inference_node import bodies, journal, resume
 from inference_node.admission import Need
 from inference_node.call import Call
 from inference_node.door import Door, Visit
-from inference_node.engines.base import BadRequest, EngineError, Scope
-from inference_node.engines.context import dispatch, first_token
-from inference_node.prepare import Caps, refused
+from inference_node.engines.base import BadRequest, EngineError, Inexact, Scope
+from inference_node.engines.context import dispatch, first_token, past, pulled
+from inference_node.prepare import Caps, refused, resumed_need
+from inference_node.resume import Resumed
 from inference_node.state import NodeState, Serving
+from inference_node.web import TunnelReply, WebReply, WebRequest, engine_dead
 from shared import headers as names
 from shared.errors import Code, LayaError
 from shared.logging import event
 from shared.net.api import Headers
 from shared.net.grpc_server import ServerCall
-from shared.pb.laya.v1.openai_pb2 import HttpHeader, HttpRequest, HttpResponse, HttpResponseHead
+from shared.pb.laya.v1.openai_pb2 import HttpRequest
 
 GENERATING: Final = frozenset((bodies.CHAT, bodies.COMPLETIONS, bodies.RESPONSES, bodies.EMBEDDINGS))
 ROUTES: Final[dict[str, str]] = {
@@ -38,41 +38,11 @@ ROUTES: Final[dict[str, str]] = {
 }
 DISCONNECT_GRACE = 0.25  # seconds in which an application may end by itself once it knows that its client is gone
 CANCEL_GRACE = 5.0
-MAX_CHUNK = 1 << 20  # bytes of one message; a larger body part goes out in several
 
 _TO_APP = frozenset((b"content-type", b"accept", b"user-agent", names.TRACEPARENT, names.TRACESTATE))
 _NOT_TO_CLIENT = frozenset(
     b"connection keep-alive proxy-connection transfer-encoding upgrade te trailer content-length server date".split()
 )
-
-
-@dataclass(frozen=True, slots=True)
-class WebRequest:
-    """An HTTP request: ``target`` is path and query, header names are lower case."""
-
-    method: str
-    target: str
-    headers: Sequence[tuple[bytes, bytes]]
-    body: bytes
-
-
-class WebReply(ABC):
-    """Where an answer goes. ``head`` comes once, then ``body`` any number of times; both may wait for the reader."""
-
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def begun(self) -> bool:
-        """Whether ``head`` was called."""
-
-    @abstractmethod
-    async def head(self, status: int, headers: Headers) -> None:
-        """Status and headers, hop-by-hop ones left out."""
-
-    @abstractmethod
-    async def body(self, data: bytes, last: bool) -> None:
-        """Bytes exactly as the application wrote them; may be empty on the last call."""
 
 
 class OpenAIFront:
@@ -94,9 +64,13 @@ class OpenAIFront:
             serving = self._state.serving
             if path in GENERATING:
                 await self._generate(serving, path, query, request, call, reply)
+            elif request.resumed is not None:
+                raise resume.inexact("this path is not replayed")
             else:
                 await self._run(serving, path, query, request, request.body, call, reply, None)
         except LayaError as e:
+            if request.resumed is not None:
+                raise  # the client has an answer already; this one is for the router
             await _refuse(reply, e)
 
     async def _generate(
@@ -116,12 +90,26 @@ class OpenAIFront:
             raise self._state.engine_error(e) from e
         default = self._state.config.inference.default_max_tokens
         bodies.fill_max_tokens(plan, max(prompts), default, serving.info.max_seq_len)
-        need = Need(prompts, plan.max_new_tokens, plan.sequences)
+        need = self._need(plan, prompts, request.resumed)
+        why = (
+            journal.tunnel_refusal(plan, len(prompts), call, serving.engine) if call.journal or request.resumed else ""
+        )
+        if why and request.resumed is not None:
+            raise resume.inexact(why)
         raw = bodies.encode(body) if plan.changed else request.body
         async with self._door.visit("openai", call, need, plan.priority, arrived) as visit:
+            visit.stop = reply.stop
+            visit.migratable = call.journal and reply.grant(why, visit.pin)
             if visit.trace is not None:
                 visit.trace.about(path, self._state.names[0], plan.max_new_tokens, plan.sequences)
             await self._run(serving, path, query, request, raw, call, reply, visit)
+
+    def _need(self, plan: bodies.Plan, prompts: Sequence[int], resumed: Resumed | None) -> Need:
+        if resumed is None:
+            return Need(prompts, plan.max_new_tokens, plan.sequences)
+        if len(prompts) != 1 or plan.sequences != 1:
+            raise resume.inexact("only one completion of one prompt can be replayed")
+        return resumed_need(prompts[0], plan.max_new_tokens, resumed)
 
     async def _run(
         self,
@@ -139,11 +127,16 @@ class OpenAIFront:
         if visit is not None:
             context.run(first_token.set, visit.prompt_started)
             context.run(dispatch.set, call.dispatch)
+        if request.resumed is not None:
+            context.run(past.set, request.resumed.past)
+        if reply.handed is not None:
+            context.run(pulled.set, reply.handed)
         scope = _scope(request, path, query, len(body), call)
         app = serving.engine.asgi_app()
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(
             _invoke(app, scope, io), name="openai-app", context=context
         )
+        io.task = task
         try:
             # Not ``await task``: a cancellation must reach the application as a disconnect first.
             await asyncio.wait({task})
@@ -151,14 +144,19 @@ class OpenAIFront:
             io.disconnect()
             await _wind_down(task)
             raise
-        error = task.exception()
+        error = None if task.cancelled() else task.exception()
+        if io.failure is not None:
+            raise io.failure
         if error is not None and not io.ended:
-            self._broken(error, path, io)
+            self._broken(error, path, io, reply)
 
-    def _broken(self, error: BaseException, path: str, io: _AppIO) -> None:
+    def _broken(self, error: BaseException, path: str, io: _AppIO, reply: WebReply) -> None:
         """The application raised instead of answering."""
+        if isinstance(error, Inexact):
+            raise resume.inexact(str(error)) from None
         if isinstance(error, EngineError):
-            raise self._state.engine_error(error) from error
+            told = self._state.engine_error(error)
+            raise engine_dead() if error.fatal and reply.handed is not None else told from error
         event(self._log, logging.ERROR, "openai_app_failed", exc_info=error, path=path, begun=io.started)
         raise LayaError(Code.INTERNAL, "ENGINE_FAILED", "The engine's application failed on this request.") from error
 
@@ -173,39 +171,15 @@ class Tunnel:
         """Handle OpenAI/Call."""
         about = Call(call.metadata, call.request_id.decode(), call.deadline)
         headers = [(h.name.encode("latin-1", "replace"), h.value.encode("latin-1", "replace")) for h in request.headers]
-        web = WebRequest(request.method, request.target, headers, request.body)
-        await self._front.serve(web, about, _TunnelReply(call))
-
-
-class _TunnelReply(WebReply):
-    __slots__ = ("_begun", "_call")
-
-    def __init__(self, call: ServerCall) -> None:
-        self._call = call
-        self._begun = False
-
-    @property
-    def begun(self) -> bool:
-        return self._begun
-
-    async def head(self, status: int, headers: Headers) -> None:
-        self._begun = True
-        fields = [HttpHeader(name=n.decode("latin-1"), value=v.decode("latin-1")) for n, v in headers]
-        await self._call.send(HttpResponse(head=HttpResponseHead(status=status, headers=fields)))
-
-    async def body(self, data: bytes, last: bool) -> None:
-        if len(data) <= MAX_CHUNK:
-            if data:
-                await self._call.send(HttpResponse(body=data))
-            return
-        for at in range(0, len(data), MAX_CHUNK):
-            await self._call.send(HttpResponse(body=data[at : at + MAX_CHUNK]))
+        resumed = resume.taken(request.resume if request.HasField("resume") else None, about)
+        web = WebRequest(request.method, request.target, headers, request.body, resumed)
+        await self._front.serve(web, about, TunnelReply(call, resumed))
 
 
 class _AppIO:
     """ASGI receive and send of one request."""
 
-    __slots__ = ("_body", "_engine", "_gone", "_reply", "_visit", "ended", "started")
+    __slots__ = ("_body", "_engine", "_gone", "_reply", "_visit", "ended", "failure", "started", "task")
 
     def __init__(self, reply: WebReply, body: bytes, visit: Visit | None, engine: str) -> None:
         self._reply = reply
@@ -213,6 +187,8 @@ class _AppIO:
         self._visit = visit
         self._engine = engine.encode()
         self._gone = asyncio.Event()
+        self.failure: LayaError | None = None  # why the answer cannot go on, whatever the application has to say
+        self.task: asyncio.Task[None] | None = None  # the application's
         self.started = False
         self.ended = False
 
@@ -232,6 +208,15 @@ class _AppIO:
         """Pass on what the application writes."""
         if self._gone.is_set():
             return
+        try:
+            await self._pass(message)
+        except LayaError as e:
+            self.failure = e
+            self._gone.set()
+            if self.task is not None:
+                self.task.cancel()
+
+    async def _pass(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             await self._reply.head(message["status"], self._headers(message.get("headers", ())))

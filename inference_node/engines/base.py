@@ -117,6 +117,34 @@ class Prompt:
     text: str | None = None
 
 
+class Inexact(Exception):
+    """A stream that another node began cannot go on here as it would have there: one sentence."""
+
+
+@dataclass(slots=True)
+class Past:
+    """What the client has of a stream that another node began.
+
+    ``parts`` are token ids as the other engine handed them over, each part at once and none empty. ``finish_reason``
+    is the engine's word where these are all there will be. ``inexact`` says why the stream cannot go on here, once
+    that is known: an application may hide the exception.
+    """
+
+    parts: Sequence[Sequence[int]]
+    finish_reason: str = ""
+    inexact: str = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        """All token ids, in order."""
+        return [token for part in self.parts for token in part]
+
+    def fail(self, why: str) -> Inexact:
+        """The exception to raise, remembered."""
+        self.inexact = why
+        return Inexact(why)
+
+
 @dataclass(slots=True)
 class GenerateCall:
     """One admitted request. ``request_id`` is unique among the node's running requests."""
@@ -128,6 +156,7 @@ class GenerateCall:
     cache_salt: str = ""
     lora: str = ""
     dispatch: str = ""  # the router's id of it, empty for none
+    past: Past | None = None  # the client has a part already: ``sampling`` is of the whole, ``max_tokens`` too
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +190,7 @@ class Delta:
     # Known from the first delta on.
     cached_tokens: int = 0
     prompt_logprobs: Sequence[Position] = ()
+    replayed: bool = False  # part of the call's ``past``, with the text it had then
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +250,18 @@ class Engine(ABC):
 
         Closing the generator aborts the request in the engine within one step: callers use ``aclosing``. Raises
         BadRequest before the first delta for parameters the engine refuses, EngineError when it breaks.
+
+        A call with a ``past`` first yields a delta for each of its parts, as it was then but for log-probabilities and
+        ``cached_tokens`` (which are this engine's, of the prompt), and then what is new; where the past holds the end,
+        its last delta says so. Raises Inexact before the first delta where the past cannot be what this engine says.
         """
+
+    def cannot_continue(self, sampling: Sampling) -> str:
+        """Why a stream with these parameters cannot go on exactly where another engine like this one left it.
+
+        A few words for the client, empty where it can: then ``generate`` takes a ``past``, in the application too.
+        """
+        return f"engine {self.name} takes up no stream"
 
     @abstractmethod
     async def embed(self, request_id: str, inputs: Sequence[Prompt], dimensions: int) -> Sequence[Sequence[float]]:

@@ -33,7 +33,7 @@ from inference_node.engines.base import (
     Prompt,
     Sampling,
 )
-from inference_node.engines.context import signal_first_token
+from inference_node.engines.context import pulled, signal_first_token
 from inference_node.engines.sim_kv import BlockPool
 from inference_node.engines.sim_scheduler import Costs, Scheduler
 from inference_node.engines.sim_sequence import SimRequest
@@ -137,25 +137,43 @@ class SimEngine(Engine):
         self.check_call(call)
         request = SimRequest(call, self._seed, self._info.max_seq_len)
         loop = asyncio.get_running_loop()
+        listener = pulled.get()
         told = False
+        if request.live == 0:
+            for delta in request.replayed:
+                yield delta
+            return
         self._submit(request)
         try:
             while True:
                 if not request.ready:
                     await _until_ready(request, loop)
                 if request.failed is not None:
+                    if listener is not None:
+                        listener.died()
                     raise request.failed
                 ready, request.ready = request.ready, []
                 if not told:
                     told = True
-                    signal_first_token(max(ready[0].cached, 0) if ready else 0)
+                    cached = max(ready[0].cached, 0) if ready else 0
+                    signal_first_token(cached)
+                    for delta in request.replayed:
+                        delta.cached_tokens = cached
+                        yield delta
                 for sequence in ready:
-                    yield sequence.delta()
+                    delta = sequence.delta()
+                    if listener is not None:
+                        listener.tell(delta.token_ids, delta.finish_reason)
+                    yield delta
                 if request.live == 0 and not request.ready:
                     return
         finally:
             self._scheduler.abort(request)
             self._requests.pop(request, None)
+
+    def cannot_continue(self, sampling: Sampling) -> str:
+        """Its text is a function of prompt, seed and position, so it goes on anywhere; penalties change nothing."""
+        return ""
 
     async def embed(self, request_id: str, inputs: Sequence[Prompt], dimensions: int) -> Sequence[Sequence[float]]:
         """Unit vectors of hashed token counts: equal texts have equal vectors, similar texts similar ones."""

@@ -18,6 +18,7 @@ import msgspec
 from inference_node import sampling as checks
 from inference_node.engines import sim_text
 from inference_node.engines.base import BadRequest, EngineError, GenerateCall, Prompt, Receive, Scope, Send
+from inference_node.engines.context import past
 from inference_node.engines.sim_bodies import (
     ChatBody,
     CommonBody,
@@ -127,6 +128,7 @@ class SimOpenAI:
             sampling = sampling_of(body, most, logprobs)
             checks.check(sampling, MAX_N)
             call = GenerateCall(f"{request_id}-{i}", prompt, sampling, body.priority, body.cache_salt or "")
+            call.past = past.get()
             self._engine.check_call(call)
             calls.append(call)
         return calls

@@ -114,9 +114,9 @@ class Scheduler:
             if sequence.append_next():
                 self._end(sequence)
                 if self.on_finished is not None:
-                    asked = sequence.request.call.sampling.max_tokens
-                    new = len(sequence.tokens) - sequence.prompt_len
-                    self.on_finished(Finished(sequence.prompt_len, asked, new))
+                    asked = sequence.request.call.sampling.max_tokens + sequence.prompt_len - sequence.start_len
+                    new = len(sequence.tokens) - sequence.start_len
+                    self.on_finished(Finished(sequence.start_len, asked, new))
         return list(touched)
 
     def snapshot(self) -> EngineStats:
@@ -214,7 +214,7 @@ class Scheduler:
 
     def _count(self, step: Step, sequence: SimSequence, count: int) -> None:
         step.work.append((sequence, count))
-        if len(sequence.tokens) > sequence.prompt_len and count == 1:
+        if len(sequence.tokens) > sequence.start_len and count == 1:
             step.decodes += 1
         else:
             step.prefill_tokens += count

@@ -6,13 +6,13 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 
 from inference_node.engines import sim_text
-from inference_node.engines.base import Delta, GenerateCall, Logprob, Position, Sampling
+from inference_node.engines.base import Delta, GenerateCall, Logprob, Past, Position, Sampling
 
 
 class SimRequest:
     """One call with its n sequences, and what tells its reader that there is something to read."""
 
-    __slots__ = ("call", "failed", "live", "notify", "ready", "sequences")
+    __slots__ = ("call", "failed", "live", "notify", "ready", "replayed", "sequences")
 
     def __init__(self, call: GenerateCall, seed: int, max_seq_len: int) -> None:
         self.call = call
@@ -20,7 +20,8 @@ class SimRequest:
         self.notify: Callable[[], None] | None = None
         self.failed: Exception | None = None
         self.sequences = [SimSequence(self, index, seed, max_seq_len) for index in range(call.sampling.n)]
-        self.live = len(self.sequences)
+        self.replayed = self.sequences[0].replay(call.past) if call.past is not None else []
+        self.live = sum(not sequence.ended for sequence in self.sequences)
 
 
 class SimSequence:
@@ -46,6 +47,7 @@ class SimSequence:
         "index",
         "prompt_len",
         "request",
+        "start_len",
         "tokens",
     )
 
@@ -56,6 +58,7 @@ class SimSequence:
         self.index = index
         self.tokens = list(prompt)
         self.prompt_len = len(self.tokens)
+        self.start_len = self.prompt_len  # tokens it was queued with: the prompt, and what the client has already
         self.computed = 0
         self.cached = -1  # prompt tokens found in the prefix cache; -1 before the first scheduling
         self.blocks: list[int] = []
@@ -73,10 +76,35 @@ class SimSequence:
         self._finish = ""
         self._stop_reason = ""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the completion has its end."""
+        return bool(self._finish)
+
     def append_next(self) -> bool:
         """Add the next token of the completion; True when that ended it."""
+        return self._add(next(self._source, sim_text.EOS))
+
+    def replay(self, past: Past) -> list[Delta]:
+        """Say again what the client has: the deltas, as they were. Raises Inexact where it would be something else."""
+        out = []
+        for part in past.parts:
+            for token in part:
+                if self._finish or token != next(self._source, sim_text.EOS):
+                    raise past.fail("the simulator's text differs here")
+                self._add(token)
+            delta = self.delta()
+            delta.replayed = True
+            out.append(delta)
+        if past.finish_reason and past.finish_reason != self._finish:
+            raise past.fail("the simulator's text does not end there")
+        self.start_len = len(self.tokens)
+        self.request.ready.clear()
+        self.done = self.ended
+        return out
+
+    def _add(self, token: int) -> bool:
         sampling = self.request.call.sampling
-        token = next(self._source, sim_text.EOS)
         self.tokens.append(token)
         if not self._new:
             self.request.ready.append(self)
