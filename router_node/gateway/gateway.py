@@ -9,6 +9,7 @@ from typing import Final
 from router_node.gateway.asked import MAX_TARGET, OTHER, TUNNELLED, Asked, Reader
 from router_node.gateway.http_relay import HttpRelay
 from router_node.gateway.models import MODELS, Models
+from router_node.gateway.moving_relay import MovingRelay
 from router_node.gateway.reply import JSON, Cors, error_reply
 from router_node.gateway.tunnel import request_message
 from router_node.relay import phases
@@ -104,7 +105,13 @@ class Gateway:
         if core.table.reads_body:
             account.message = body
         message = request_message(asked.opening, body)
-        HttpRelay(account, exchange, message, asked.forward, asked.extra).begin(fields, since)
+        moves = core.migrations if fields.streams else None
+        if moves is None:
+            relay = HttpRelay(account, exchange, message, asked.forward, asked.extra)
+        else:
+            unwanted = names.NO_MIGRATE in asked.headers
+            relay = MovingRelay(account, exchange, message, asked.forward, asked.extra, moves, unwanted)
+        relay.begin(fields, since)
 
     # Answered here.
 

@@ -32,12 +32,12 @@ _STATUS: Final = (b":status", b"200")
 _GRPC: Final = (b"content-type", CONTENT_TYPE)
 _OK: Final = (b"grpc-status", b"0")
 _NO_FIELDS: Final = Fields()  # until it begins
-_TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
+TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
 
-_WAITING: Final = 0
-_HOLDING: Final = 1
-_STREAMING: Final = 2
-_OVER: Final = 3
+WAITING: Final = 0
+HOLDING: Final = 1
+STREAMING: Final = 2
+OVER: Final = 3
 
 
 class HttpRelay:
@@ -74,7 +74,7 @@ class HttpRelay:
         self._stream: ClientStream | None = None
         self._held: list[bytes] | None = None
         self._tail = b""
-        self._state = _WAITING
+        self._state = WAITING
 
     def begin(self, fields: Fields, since: float) -> None:
         """Route the request. Raises LayaError when no node can take it; the caller answers then."""
@@ -107,7 +107,7 @@ class HttpRelay:
         while reservation is not None:
             upstream = reservation.node.upstream
             if upstream is not None:
-                headers = account.core.node_headers(_TUNNEL, account, reservation, self._forward)
+                headers = account.core.node_headers(TUNNEL, account, reservation, self._forward)
                 deadline = self._fields.deadline
                 if deadline is not None:
                     headers.append((b"grpc-timeout", format_timeout(deadline - account.core.loop.time())))
@@ -137,7 +137,7 @@ class HttpRelay:
     # Time limits.
 
     def _look_at(self, when: float | None) -> None:
-        if when is not None and when < math.inf and self._state != _OVER:
+        if when is not None and when < math.inf and self._state != OVER:
             self._account.core.deadlines.put(self, when)
 
     def _await_answer(self) -> None:
@@ -147,7 +147,7 @@ class HttpRelay:
     def on_deadline(self) -> None:
         """Some time limit may be over, the whole request's or a phase's."""
         account = self._account
-        held_up = self._state == _STREAMING and self._exchange.queued > 0
+        held_up = self._state == STREAMING and self._exchange.queued > 0
         error = phases.overdue(account, self._fields, account.bytes_out, held_up, account.core.loop.time())
         if error is not None:
             self.refuse(error)
@@ -180,7 +180,7 @@ class HttpRelay:
 
     def _leave(self) -> None:
         """Be done with the node's stream, whatever still comes on it."""
-        self._state = _OVER
+        self._state = OVER
         self._account.core.deadlines.live.pop(self, None)
         stream, self._stream = self._stream, None
         if stream is not None and not stream.closed:
@@ -189,7 +189,7 @@ class HttpRelay:
     # From the client.
 
     def _client_gone(self) -> None:
-        if self._state == _OVER:
+        if self._state == OVER:
             return
         account = self._account
         account.code = CANCELLED_HTTP
@@ -210,7 +210,7 @@ class HttpRelay:
 
     def on_response(self, headers: Headers, end: bool) -> None:
         """The tunnel's own headers; the application's come as its first message."""
-        if self._state == _OVER or (not end and _STATUS in headers and _GRPC in headers):
+        if self._state == OVER or (not end and _STATUS in headers and _GRPC in headers):
             return
         error = error_from_trailers(headers) if end else error_from_response(headers)
         if error is None and end:
@@ -230,12 +230,12 @@ class HttpRelay:
             stream.consumed(size)
             self._node_failed(error)
             return
-        if self._state == _WAITING:
+        if self._state == WAITING:
             head = self._reader.head
             if head is None or not self._answer(head):
                 stream.consumed(size)
                 return
-        if self._state == _STREAMING:
+        if self._state == STREAMING:
             size -= len(body)  # the body's own bytes are acknowledged once the client has taken them
             if body:
                 if not self._account.bytes_out:
@@ -251,18 +251,18 @@ class HttpRelay:
         """The end of the body, or why there is none."""
         self._account.answer_ends()
         state = self._state
-        if state == _OVER:
+        if state == OVER:
             return
         reader = self._reader
         error = None if _OK in headers else error_from_trailers(headers)
-        if error is None and (state == _WAITING or not reader.whole):
+        if error is None and (state == WAITING or not reader.whole):
             error = LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node ended its answer before it was whole.")
         if error is not None:
             self._node_failed(error, pushback(headers))
             return
-        self._state = _OVER
+        self._state = OVER
         self._account.core.deadlines.live.pop(self, None)
-        if state == _HOLDING and reader.head is not None:
+        if state == HOLDING and reader.head is not None:
             held = self._held
             body = b"" if held is None else held[0] if len(held) == 1 else b"".join(held)
             self._account.bytes_out = len(body)
@@ -276,11 +276,11 @@ class HttpRelay:
     def on_response_closed(self, code: int, unprocessed: bool) -> None:
         """The node's stream is over; too early, unless everything came."""
         self._stream = None
-        if self._state == _OVER:
+        if self._state == OVER:
             return
         account = self._account
         account.node_lost(unprocessed)
-        untouched = self._state != _STREAMING
+        untouched = self._state != STREAMING
         error = lost(account.node_id, code, 0 if untouched else account.bytes_out, untouched)
         if untouched and (unprocessed or code == CANCEL) and account.attempts < account.max_attempts:
             self._later(
@@ -323,7 +323,7 @@ class HttpRelay:
         if status == 500:
             self._account.node_failed()
         if head.json:  # of no use before it is whole
-            self._state = _HOLDING
+            self._state = HOLDING
         else:
             self._start(head)
         return True
@@ -339,7 +339,7 @@ class HttpRelay:
         return head.status == 429 and self._wait_again()
 
     def _start(self, head: ResponseHead) -> None:
-        self._state = _STREAMING
+        self._state = STREAMING
         exchange = self._exchange
         exchange.body = b""  # there is no other try from here on
         self._account.let_go()
@@ -363,7 +363,7 @@ class HttpRelay:
     def _node_failed(self, error: LayaError, wait: float = 0.0) -> None:
         """The node said why it cannot answer, or said nothing that makes sense. ``wait`` is its pushback in seconds."""
         account = self._account
-        if self._state != _STREAMING and not_begun(error) and wait >= 0:
+        if self._state != STREAMING and not_begun(error) and wait >= 0:
             if no_room(error):
                 account.refused(error.retry_after)
             account.node_blameless()
@@ -378,13 +378,13 @@ class HttpRelay:
 
     def refuse(self, error: LayaError) -> None:
         """End the request with an error in the form that what was sent before allows."""
-        if self._state == _OVER:
+        if self._state == OVER:
             return
         exchange, account, head = self._exchange, self._account, self._reader.head
         account.failed(error, http=True)
         state = self._state
         self._leave()
-        if state != _STREAMING:
+        if state != STREAMING:
             error_reply(exchange, error, account.request_id, self._extra)
         elif head is not None and head.events:
             exchange.write(error_event(error, self._tail))

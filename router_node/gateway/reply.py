@@ -12,7 +12,10 @@ from shared.net.exchange import HttpExchange
 
 JSON: Final = (b"content-type", b"application/json")
 _WWW: Final = (b"www-authenticate", b'Bearer realm="laya"')
-_EXPOSED: Final = (b"access-control-expose-headers", b"x-request-id, retry-after, laya-node, laya-route")
+_EXPOSED: Final = (
+    b"access-control-expose-headers",
+    b"x-request-id, retry-after, laya-node, laya-route, laya-migratable",
+)
 _VARY: Final = (b"vary", b"origin")
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 

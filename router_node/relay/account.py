@@ -22,7 +22,7 @@ from shared.net.uploads import crowded_error
 if TYPE_CHECKING:
     from router_node.middleware.keys import Caller
     from router_node.relay.core import RelayCore
-    from router_node.relay.migrate import Trip
+    from router_node.relay.trip import Trip
     from router_node.routes.plan import Plan
 
 CANCELLED_HTTP: Final = 499  # the client went away first

@@ -14,6 +14,7 @@ from typing import Final
 import xxhash
 from mypy_extensions import mypyc_attr
 
+from router_node.admin.moves import MoveCounts
 from router_node.relay import wire
 from shared.net.gather import Piece, gather, whole
 from shared.pb.laya.v1 import inference_pb2 as pb
@@ -30,25 +31,24 @@ _SEARCHED: Final = 16 << 10  # bytes of a body in which its time is looked for
 
 
 class Purse:
-    """Memory that all journals of a worker share. ``held`` and ``most`` are bytes, ``journals`` those open."""
+    """Memory that all journals of a worker share: at most ``most`` bytes. ``counts`` has what is held."""
 
-    __slots__ = ("held", "journals", "most")
+    __slots__ = ("counts", "most")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, counts: MoveCounts) -> None:
         self.most = most
-        self.held = 0
-        self.journals = 0
+        self.counts = counts
 
     def take(self, size: int) -> bool:
         """So many bytes; False when there are none left."""
-        if self.held + size > self.most:
+        if self.counts.journal_bytes + size > self.most:
             return False
-        self.held += size
+        self.counts.journal_bytes += size
         return True
 
     def give(self, size: int) -> None:
         """Bytes that were taken."""
-        self.held -= size
+        self.counts.journal_bytes -= size
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -97,7 +97,7 @@ class Journal:
         self._purse = purse
         self._charged = first_charge(request)
         self._room = LUMP // PER_ENTRY
-        purse.journals += 1
+        purse.counts.journals += 1
 
     def feed(self, data: bytes) -> bytes:
         """The whole messages that ``data`` completes, as they came. Look at ``stopped`` afterwards."""
@@ -155,7 +155,7 @@ class Journal:
         """Give all memory back. Calling it again does nothing."""
         if self._charged:
             self._purse.give(self._charged)
-            self._purse.journals -= 1
+            self._purse.counts.journals -= 1
             self._charged = 0
             self.request = b""
             self.tokens = array("I")

@@ -12,7 +12,6 @@ many as were acknowledged before they were passed on, since a message may be lon
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Final
 
 from router_node.dispatch import Reservation
@@ -20,10 +19,9 @@ from router_node.relay.account import Account
 from router_node.relay.fields import Fields
 from router_node.relay.journal import Journal, TypedJournal
 from router_node.relay.methods import Method
-from router_node.relay.migrate import MIGRATABLE, Migrations, Trip, journal_value, stays
-from router_node.relay.poison import poisonous
+from router_node.relay.migrate import FULL, MIGRATABLE, Migrations, journal_value, stays
 from router_node.relay.relay_stream import RelayStream
-from router_node.relay.retries import later
+from router_node.relay.trip import Trip
 from shared import headers as names
 from shared.errors import LayaError
 from shared.net.api import CANCEL, Headers, ServerStream
@@ -77,11 +75,8 @@ class MovingStream(RelayStream):
             self._kept_bytes = self._early_bytes
             self._keep(data)
         super().on_data(data, end)
-        if end and len(self._moves.poisons) and not self.complete:
-            request = self._request()
-            if request and self._moves.poisons.known(request):
-                self._moves.metrics.moves.poisonous += 1
-                self.refuse(poisonous())
+        if end and len(self._moves.poisons) and not self.complete and self._moves.poisoned(self._request()):
+            self.refuse(self._moves.poisonous())
 
     def _keep(self, data: bytes) -> None:
         kept = self._kept
@@ -109,6 +104,8 @@ class MovingStream(RelayStream):
             value = journal_value(headers)
             if value:
                 self._consider(value)
+            elif len(self._moves.poisons):
+                self._moves.poisons.lives(self._request())  # it answers
         self._kept = None
         super().on_response(headers, end)
 
@@ -122,16 +119,15 @@ class MovingStream(RelayStream):
             if not self.request_ended or not _is_one_message(request) or shape is None:
                 why = "the request is not one plain message"
             elif not moves.room(request):
-                why = "the router's journals are full"
+                why = FULL
             else:
                 journal = TypedJournal(request, moves.settings.max_tokens, moves.purse, shape[0], shape[1], shape[2])
                 self._journal = journal
-                self._trip = account.trip = Trip(moves, account, journal)
+                self._trip = account.trip = Trip(moves, account, journal, self)
                 self._note = MIGRATABLE
                 return
-        moves.metrics.moves.keeps(why)
         self._why = why
-        self._note = b"0; " + why.encode("ascii", "replace")
+        self._note = moves.note(why)
 
     def filter_response(self, headers: Headers) -> Headers:
         """Tell the client whether its stream can go on elsewhere."""
@@ -207,8 +203,7 @@ class MovingStream(RelayStream):
             self._take_status(headers)
             if self.grpc_status != b"0":
                 error = error_from_trailers(headers)
-                if error is not None and trip.is_parting(error):
-                    trip.parted(error)
+                if error is not None and trip.parts(error):
                     return
             elif self._journal.held:
                 self._journal.forget_part()
@@ -232,79 +227,44 @@ class MovingStream(RelayStream):
         if trip is not None and journal is not None:
             self._ahead = self._flowing
             self._acked = 0
-            self._move(trip, journal, trip.left(unprocessed))
+            journal.forget_part()
+            self._move(trip, journal, unprocessed)
             return
-        if not self.responded and code == CANCEL and not unprocessed and self._died_of_it():
+        # Before the first byte a request is tried again, but not when it is what nodes die of.
+        may_be_why = not self.responded and code == CANCEL and not unprocessed and self.request_ended
+        if may_be_why and self._moves.died(self._request(), self._account.reservation):
             self._account.node_lost(False)
-            self._moves.metrics.moves.poisonous += 1
-            self.refuse(poisonous())
-            return
-        super().upstream_lost(code, unprocessed)
+            self.refuse(self._moves.poisonous())
+        else:
+            super().upstream_lost(code, unprocessed)
 
-    def _died_of_it(self) -> bool:
-        """A node was lost with the request before it answered: whether that was one too many."""
-        last = self._account.reservation
-        request = self._request() if self.request_ended else b""
-        if last is None or not request:
-            return False
-        return self._moves.poisons.died(request, f"{last.node.id} {last.node.boot_id}")
-
-    def _move(self, trip: Trip, journal: Journal, died: bool) -> None:
-        journal.forget_part()
+    def _move(self, trip: Trip, journal: Journal, unprocessed: bool) -> None:
         if journal.finished:
             trip.completed()
             self.upstream_closed()
             self.on_response_trailers(CheckedHeaders([(b"grpc-status", b"0")]))
             return
-        error = trip.lost(died)
+        error = trip.leave(unprocessed)
         if error is not None:
             self.refuse(error)
             return
         self._look_again()
-        self._seek_after(trip)
+        trip.seek()
 
-    def _seek_after(self, trip: Trip) -> None:
-        wait = trip.pause()
-        if wait > 0:
-            later(self._account, wait, partial(self._seek, trip))
-        else:
-            self._seek(trip)
-
-    def _seek(self, trip: Trip) -> None:
-        """Find a node, and have it go on with the stream."""
-        account = self._account
-        try:
-            reservation = trip.find(partial(self._on_found, trip), self.refuse)
-            if reservation is not None:
-                self._resume_on(trip, reservation)
-        except LayaError as error:
-            self.refuse(error)
-        except Exception as error:
-            self.refuse(account.core.defect(error, account.request_id))
-
-    def _on_found(self, trip: Trip, reservation: Reservation) -> None:
-        """The dispatcher found room after a wait. Its caller has no part in what goes wrong here."""
-        account = self._account
-        try:
-            self._resume_on(trip, reservation)
-        except Exception as error:
-            self.refuse(account.core.defect(error, account.request_id))
-
-    def _resume_on(self, trip: Trip, reservation: Reservation) -> None:
-        account = self._account
-        core = account.core
-        upstream = reservation.node.upstream
-        if upstream is not None:
-            headers = core.node_headers(self._fields, account, reservation, self._less_time(self._forward))
-            headers.append((names.RESUME, b"1"))
-            up = upstream.open(headers, self, False)
-            if up is not None:
-                self.up = up
-                account.sent(core.clock())
-                up.send(trip.asked(), True)
-                return
-        trip.unreachable()
-        self._seek_after(trip)
+    def resume(self, reservation: Reservation) -> bool:
+        """Have this node go on with the stream."""
+        account, trip, upstream = self._account, self._trip, reservation.node.upstream
+        if upstream is None or trip is None:
+            return False
+        headers = account.core.node_headers(self._fields, account, reservation, self._less_time(self._forward))
+        headers.append((names.RESUME, b"1"))
+        up = upstream.open(headers, self, False)
+        if up is None:
+            return False
+        self.up = up
+        account.sent(account.core.clock())
+        up.send(trip.asked(), True)
+        return True
 
     def on_request_sent(self, n: int) -> None:
         """Of the request the client has been told everything, once a second node is sent it."""

@@ -102,7 +102,8 @@ class Call:
         self.rig.assert_idle()
         migrations = self.rig.core.migrations
         assert migrations is not None
-        assert (migrations.purse.held, migrations.purse.journals) == (0, 0)
+        counts = self.rig.metrics.moves
+        assert (counts.journal_bytes, counts.journals) == (0, 0)
 
 
 def resume_of(stream: FakeClientStream) -> pb.Resume:

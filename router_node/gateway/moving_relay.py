@@ -1,0 +1,326 @@
+"""A streamed OpenAI answer that can go on elsewhere when its node is lost.
+
+Until a node grants a journal this is an ``HttpRelay`` and nothing else. From then on the tunnel's messages are read
+whole, their token ids are taken down, and their body bytes go to the client as they are; another node replays what was
+passed on and sends what follows (``router_node.relay.trip``). Bytes are acknowledged to the node that sent them as they
+leave for the client: ``_ahead`` counts those on their way that no node is to be told of, as in ``moving_stream``.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final
+
+from router_node.dispatch import Reservation
+from router_node.gateway.http_relay import HOLDING, OVER, STREAMING, TUNNEL, WAITING, HttpRelay
+from router_node.gateway.tunnel import ResponseHead, read_head
+from router_node.relay.account import Account
+from router_node.relay.fields import Fields
+from router_node.relay.journal import TunnelJournal
+from router_node.relay.migrate import FULL, MIGRATABLE, Migrations, journal_value, stays
+from router_node.relay.trip import Trip
+from shared import headers as names
+from shared.errors import Code, LayaError
+from shared.net.api import CANCEL, ClientStream, Headers
+from shared.net.exchange import HttpExchange
+from shared.net.grpc_wire import error_from_trailers, format_timeout
+
+EARLY: Final = 16 << 10  # bytes of a message that is not whole which wait before any is acknowledged
+_OK: Headers = [(b"grpc-status", b"0")]
+_SHORT: Final = 512  # bytes of a head that may be remembered
+_known = lru_cache(256)(read_head)
+
+
+class MovingRelay(HttpRelay):
+    """See the module. ``unwanted``: the client said that its answer is not to go on elsewhere."""
+
+    __slots__ = ("_acked", "_ahead", "_flowing", "_journal", "_moves", "_note", "_trip", "_unwanted", "_why")
+
+    def __init__(
+        self,
+        account: Account,
+        exchange: HttpExchange,
+        message: bytes,
+        forward: Headers,
+        extra: Headers,
+        moves: Migrations,
+        unwanted: bool,
+    ) -> None:
+        super().__init__(account, exchange, message, forward, extra)
+        self._moves = moves
+        self._unwanted = unwanted
+        self._trip: Trip | None = None
+        self._journal: TunnelJournal | None = None  # the trip's, while everything is taken down
+        self._why = ""  # why the answer cannot go on elsewhere, where its node said something of it
+        self._note = b""  # what the client is told of that
+        self._ahead = 0
+        self._flowing = 0  # bytes on their way to the client
+        self._acked = 0  # bytes acknowledged of a message that is not whole
+
+    def begin(self, fields: Fields, since: float) -> None:
+        """Route the request, unless nodes have died of it. Raises LayaError."""
+        moves = self._moves
+        if len(moves.poisons) and moves.poisoned(self._message + self._exchange.body):
+            raise moves.poisonous()
+        super().begin(fields, since)
+
+    def _successor(self) -> HttpRelay:
+        """Another try of all of it."""
+        trip = self._trip
+        if trip is not None:
+            trip.close()
+            self._account.trip = self._trip = self._journal = None
+        made = MovingRelay(
+            self._account, self._exchange, self._message, self._forward, self._extra, self._moves, self._unwanted
+        )
+        made._fields = self._fields
+        return made
+
+    # The first node's answer.
+
+    def on_response(self, headers: Headers, end: bool) -> None:
+        """The first node's headers may grant a journal; a later node's say whether it goes on with the answer."""
+        trip = self._trip
+        if trip is not None and trip.moving and self._state != OVER:
+            if not trip.answers(headers, end):
+                self._move(trip, False)
+            return
+        if not end and self._state == WAITING and trip is None:
+            value = journal_value(headers)
+            if value:
+                self._consider(value)
+        super().on_response(headers, end)
+
+    def _consider(self, value: bytes) -> None:
+        moves, account, body = self._moves, self._account, self._exchange.body
+        why = moves.refusal(value, len(self._message) + len(body), self._unwanted)
+        if not why:
+            request = self._message + body
+            if moves.room(request):
+                self._journal = journal = TunnelJournal(request, moves.settings.max_tokens, moves.purse)
+                self._trip = account.trip = Trip(moves, account, journal, self)
+                self._note = MIGRATABLE
+                return
+            why = FULL
+        self._why = why
+        self._note = moves.note(why)
+
+    def _start(self, head: ResponseHead) -> None:
+        """Begin the answer, and tell the client whether it can go on elsewhere."""
+        if self._note:
+            self._extra = [*self._extra, (names.MIGRATABLE, self._note)]
+        super()._start(head)
+
+    def on_response_data(self, data: bytes, end: bool) -> None:
+        """Messages of the tunnel: the head first, then body bytes with token ids beside them."""
+        journal, stream = self._journal, self._stream
+        if journal is None or stream is None:
+            super().on_response_data(data, end)
+            return
+        whole = journal.feed(data)
+        body = journal.take()
+        try:
+            if self._state == WAITING and not self._begins(journal):
+                stream.consumed(len(data))
+                return
+            if journal.stopped:
+                self._stop_journal(journal)
+                body += self._reader.feed(journal.rest)
+                whole += journal.rest
+        except LayaError as error:
+            stream.consumed(len(data))
+            self._node_failed(error)
+            return
+        if self._state == HOLDING:
+            stream.consumed(len(data))
+            if body:
+                self._hold(body)
+            return
+        if whole:
+            self._acknowledge(stream, len(whole) - len(body))
+        if body:
+            self._pass_on(body)
+        more = journal.held - self._acked
+        if journal.held > EARLY and more > 0:
+            self._acked += more
+            stream.consumed(more)
+        if journal.pinned and not journal.stopped:
+            journal.stop(journal.pinned)
+            self._stop_journal(journal)
+            rest = self._reader.feed(journal.rest)
+            if journal.rest:
+                self._acknowledge(stream, len(journal.rest) - len(rest))
+            if rest:
+                self._pass_on(rest)
+
+    def _begins(self, journal: TunnelJournal) -> bool:
+        """Whether the answer is on its way to the client. Raises LayaError for a head that is none."""
+        raw = journal.take_head()
+        if not raw:
+            if journal.messages:
+                raise LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node's answer has no head.")
+            if not journal.stopped:
+                return False
+            self._stop_journal(journal)
+            return False
+        head = _known(raw) if len(raw) <= _SHORT else read_head(raw)
+        self._reader.head = head
+        if not head.events:
+            journal.stop("the answer is no stream of events")
+        return self._answer(head) and self._state != OVER
+
+    def _acknowledge(self, stream: ClientStream, beside: int) -> None:
+        """Of whole messages, ``beside`` are no body bytes; some of it all may have been acknowledged before."""
+        acked = self._acked
+        self._acked = 0
+        if acked > beside:
+            self._ahead += acked - beside
+        elif beside > acked:
+            stream.consumed(beside - acked)
+
+    def _pass_on(self, body: bytes) -> None:
+        account, trip = self._account, self._trip
+        if not account.bytes_out:
+            account.answered()
+        account.bytes_out += len(body)
+        self._flowing += len(body)
+        self._tail = body
+        self._exchange.write(body)
+        if trip is not None:
+            if trip.moving:
+                trip.arrived()
+                account.answered()
+                self._await_answer()
+            trip.progress()
+
+    def _drained(self, n: int) -> None:
+        """Bytes left for the client: their node may send as many more, unless that was said before."""
+        self._flowing -= n
+        ahead = self._ahead
+        if ahead:
+            if n <= ahead:
+                self._ahead = ahead - n
+                return
+            self._ahead = 0
+            n -= ahead
+        super()._drained(n)
+
+    def _stop_journal(self, journal: TunnelJournal) -> None:
+        """Nothing is taken down from here on."""
+        self._why = journal.stopped
+        self._moves.metrics.moves.keeps(journal.stopped)
+        self._journal = None
+        journal.close()
+
+    def on_response_trailers(self, headers: Headers) -> None:
+        """The end of the answer, or of this node's part in it."""
+        trip, journal = self._trip, self._journal
+        if trip is not None and journal is not None and self._state == STREAMING:
+            error = error_from_trailers(headers)
+            if error is not None and trip.parts(error):
+                self._move(trip, False)
+                return
+            if error is None and journal.held:
+                self._node_failed(
+                    LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node ended its answer before it was whole.")
+                )
+                return
+        super().on_response_trailers(headers)
+
+    # A node is lost.
+
+    def on_response_closed(self, code: int, unprocessed: bool) -> None:
+        """The node's stream is over. Where the answer has a journal, another node goes on with it."""
+        account, trip, state = self._account, self._trip, self._state
+        if trip is not None and self._journal is not None and state == STREAMING:
+            self._stream = None
+            self._move(trip, unprocessed)
+            return
+        # Before the answer begins a request is tried again, but not when it is what nodes die of.
+        may_be_why = state in (WAITING, HOLDING) and code == CANCEL and not unprocessed
+        if may_be_why and self._moves.died(self._message + self._exchange.body, account.reservation):
+            self._stream = None
+            account.node_lost(False)
+            self.refuse(self._moves.poisonous())
+        else:
+            super().on_response_closed(code, unprocessed)
+
+    def _move(self, trip: Trip, unprocessed: bool) -> None:
+        journal = self._journal
+        if journal is None:
+            return
+        journal.forget_part()
+        if journal.finished:
+            trip.completed()
+            super().on_response_trailers(_OK)
+            return
+        error = trip.leave(unprocessed)
+        if error is not None:
+            self.refuse(error)
+            return
+        heir = self._heir(trip, journal)
+        exchange = self._exchange
+        exchange.on_abort, exchange.on_drain = heir._client_gone, heir._drained
+        self._leave()
+        heir._look_again()
+        trip.seek()
+
+    def _heir(self, trip: Trip, journal: TunnelJournal) -> MovingRelay:
+        """Who goes on with the answer: late calls for this one's stream must not reach it."""
+        made = MovingRelay(
+            self._account, self._exchange, self._message, self._forward, self._extra, self._moves, self._unwanted
+        )
+        made._fields = self._fields
+        made._state = STREAMING
+        made._reader.head = self._reader.head
+        made._tail = self._tail
+        made._journal = journal
+        made._ahead = made._flowing = self._flowing
+        made._trip = trip
+        trip.mover = made
+        return made
+
+    def resume(self, reservation: Reservation) -> bool:
+        """Have this node go on with the answer."""
+        account, trip, upstream = self._account, self._trip, reservation.node.upstream
+        if upstream is None or trip is None:
+            return False
+        headers = account.core.node_headers(TUNNEL, account, reservation, self._forward)
+        headers.append((names.RESUME, b"1"))
+        deadline = self._fields.deadline
+        if deadline is not None:
+            headers.append((b"grpc-timeout", format_timeout(deadline - account.core.loop.time())))
+        stream: ClientStream | None = upstream.open(headers, self)
+        if stream is None:
+            return False
+        self._stream = stream
+        account.sent(account.core.clock())
+        stream.send(trip.asked(), True)
+        return True
+
+    # Time limits.
+
+    def _look_again(self) -> None:
+        """See that the time without a node has an end too."""
+        trip, deadlines = self._trip, self._account.core.deadlines
+        if trip is not None and trip.moving and self._state != OVER:
+            when = deadlines.live.get(self, math.inf)
+            if self._fields.deadline is not None:
+                when = min(when, self._fields.deadline)
+            deadlines.put(self, min(when, trip.until))
+
+    def on_deadline(self) -> None:
+        """Some time limit may be over; the one for an answer without a node among them."""
+        trip = self._trip
+        if trip is not None and trip.moving and self._account.core.loop.time() >= trip.until:
+            self.refuse(trip.timed_out())
+            return
+        super().on_deadline()
+        self._look_again()
+
+    def refuse(self, error: LayaError) -> None:
+        """End the request with an error; one that broke off and could not go on elsewhere says why."""
+        if self._why and self._state == STREAMING and error.reason == "NODE_LOST":
+            error = stays(error, self._why)
+        super().refuse(error)
