@@ -8,7 +8,7 @@ after which to try again where the server named them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -45,11 +45,17 @@ class Usage:
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds, measured on the node."""
+    """Seconds. On the node: ``queue``, ``ttft``, ``total``, and ``serialise`` where ``laya-timing`` asked for it.
+
+    On the router: ``route``, its own work before the node, and ``waited``, for a node with room. See shared/timing.py.
+    """
 
     queue: float = 0.0
     ttft: float = 0.0
     total: float = 0.0
+    serialise: float = 0.0
+    route: float = 0.0
+    waited: float = 0.0
 
 
 @dataclass(slots=True)
@@ -156,7 +162,7 @@ class LayaClient:
         call = self._stub.Generate(request, timeout=timeout or self._timeout, metadata=meta)
         async with _cancelled_at_exit(call):
             async for message in call:
-                yield _token(message, message.text)
+                yield await _timed(_token(message, message.text), call)
 
     async def complete(
         self,
@@ -175,13 +181,14 @@ class LayaClient:
         call = self._stub.Complete(pb.CompleteRequest(request=request), timeout=timeout or self._timeout, metadata=meta)
         async with _cancelled_at_exit(call):
             answer = await call
+            timings = told(_timings(answer.timings), await call.initial_metadata())
         texts = [c.text for c in answer.completions]
         return Completion(
             text=texts[0] if texts else "",
             texts=texts,
             finish_reason=_FINISH.get(answer.completions[0].finish_reason, "") if answer.completions else "",
             usage=_usage(answer.usage),
-            timings=_timings(answer.timings),
+            timings=timings,
             model=answer.model,
             engine=answer.engine,
             request_id=answer.request_id,
@@ -213,7 +220,7 @@ class LayaClient:
         call = self._stub.Chat(request, timeout=timeout or self._timeout, metadata=meta)
         async with _cancelled_at_exit(call):
             async for message in call:
-                yield _token(message, message.content)
+                yield await _timed(_token(message, message.content), call)
 
     async def embed(
         self, inputs: Sequence[str], *, model: str = "", dimensions: int = 0, timeout: float | None = None
@@ -342,4 +349,20 @@ def _usage(usage: pb.Usage) -> Usage:
 
 
 def _timings(timings: pb.Timings) -> Timings:
-    return Timings(timings.queue_seconds, timings.ttft_seconds, timings.total_seconds)
+    return Timings(timings.queue_seconds, timings.ttft_seconds, timings.total_seconds, timings.serialise_seconds)
+
+
+async def _timed(token: Token, call: Any) -> Token:
+    if token.timings is not None:
+        told(token.timings, await call.initial_metadata())
+    return token
+
+
+def told(timings: Timings, metadata: Iterable[tuple[str, Any]] | None) -> Timings:
+    """The same with what the router says in the metadata that begins an answer."""
+    for name, value in metadata or ():
+        if name == "laya-router-us":
+            timings.route = int(value) / 1e6
+        elif name == "laya-queue-us":
+            timings.waited = int(value) / 1e6
+    return timings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ from shared.cli import state, talk
 @click.option("--priority", type=int, default=0, help="Lower is earlier.")
 @click.option("--timeout", type=float, default=600.0, help="Deadline in seconds.")
 @click.option("--raw", is_flag=True, help="Complete the text itself instead of asking it as a chat turn.")
+@click.option("--timing", is_flag=True, help="Say where the time went: route, queue, prefill, decode, serialise.")
 @talk.server_options
 @talk.json_option
 def command(
@@ -36,6 +38,7 @@ def command(
     priority: int,
     timeout: float,
     raw: bool,
+    timing: bool,
     address: str | None,
     key: str | None,
     as_json: bool,
@@ -55,7 +58,7 @@ def command(
         "stop": list(stop) or None,
     }
     where = state.address(address)
-    talk.run(_generate(where, key, prompt, raw, as_json, timeout, model, session, priority, sampling), where)
+    talk.run(_generate(where, key, prompt, raw, timing, as_json, timeout, model, session, priority, sampling), where)
 
 
 async def _generate(
@@ -63,6 +66,7 @@ async def _generate(
     key: str | None,
     prompt: str,
     raw: bool,
+    timing: bool,
     as_json: bool,
     timeout: float,
     model: str,
@@ -70,26 +74,33 @@ async def _generate(
     priority: int,
     sampling: dict[str, Any],
 ) -> None:
+    from shared import timing as stages
     from shared.client import LayaClient
 
     text: list[str] = []
     last = None
-    async with LayaClient(address, key, timeout=timeout) as client:
+    began = time.perf_counter()
+    async with LayaClient(address, key, timeout=timeout, metadata=stages.ASK if timing else None) as client:
         ask = client.generate if raw else client.chat
         async for token in ask(prompt, model=model, session=session, priority=priority, **sampling):
             last = token
             text.append(token.text)
             if not as_json:
                 click.echo(token.text, nl=False)
+    seconds = time.perf_counter() - began
+    usage, timings = (last.usage, last.timings) if last else (None, None)
+    found = stages.breakdown(timings, seconds) if timing and timings else None
     if not as_json:
         click.echo()
+        for line in stages.lines(found) if found else ():
+            click.echo(line, err=True)
         return
-    usage, timings = (last.usage, last.timings) if last else (None, None)
-    talk.print_json(
-        {
-            "text": "".join(text),
-            "finish_reason": last.finish_reason if last else "",
-            "usage": {s: getattr(usage, s) for s in usage.__slots__} if usage else None,
-            "timings": {f"{s}_seconds": getattr(timings, s) for s in timings.__slots__} if timings else None,
-        }
-    )
+    out: dict[str, Any] = {
+        "text": "".join(text),
+        "finish_reason": last.finish_reason if last else "",
+        "usage": {s: getattr(usage, s) for s in usage.__slots__} if usage else None,
+        "timings": {f"{s}_seconds": getattr(timings, s) for s in timings.__slots__} if timings else None,
+    }
+    if found:
+        out["stages"] = {f"{s}_seconds": getattr(found, s) for s in (*stages.STAGES, "total")}
+    talk.print_json(out)

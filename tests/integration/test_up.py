@@ -26,6 +26,18 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         running.popen.kill()
 
 
+def test_generate_says_where_the_time_went(up: Up) -> None:
+    plain = up.laya("generate", "hello there", "--max-tokens", "6", "--timing")
+    assert plain.returncode == 0 and plain.stdout.strip()
+    shown = {line.split()[0]: float(line.split()[1]) for line in plain.stderr.splitlines()}
+    assert list(shown) == ["route", "queue", "prefill", "decode", "serialise", "rest", "total"]
+    assert all(shown[stage] > 0 for stage in ("route", "prefill", "decode", "serialise"))
+    answer = json.loads(up.laya("generate", "hello there", "--max-tokens", "6", "--timing", "--json").stdout)
+    stages = answer["stages"]
+    assert sum(stages.values()) == pytest.approx(2 * stages["total_seconds"])
+    assert "stages" not in json.loads(up.laya("generate", "hello", "--max-tokens", "2", "--json").stdout)
+
+
 def test_generate_prints_text_and_json(up: Up) -> None:
     plain = up.laya("generate", "hello there", "--max-tokens", "6")
     assert plain.returncode == 0, plain.stderr
