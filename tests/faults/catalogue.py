@@ -23,6 +23,7 @@ from tests.faults.http_call import Broken, post
 from tests.faults.load import LIMIT
 from tests.faults.site import FIRST_TOKEN, KEEPALIVE, KEEPALIVE_TIMEOUT, NODE_PORT, TOKEN, Member, Site
 from tests.support.attack import CONTINUATION, HEADERS, frame
+from tests.support.leaks import ANYONE
 from tests.support.rogue_node import HEAD, RogueCall, RogueNode
 
 SILENT: Final = KEEPALIVE + KEEPALIVE_TIMEOUT  # seconds after which a peer that says nothing is given up
@@ -92,11 +93,35 @@ async def _jump(site: Site) -> None:
 
 
 async def _oversize(site: Site) -> None:
-    """A node may take little more memory than it has, and prompts come that are as long as any may be."""
-    pid = _pid(site.nodes[2])
+    """A node may take little more memory than it has, and prompts come that are as long as any may be.
+
+    One that has run for long serves these from what it has kept of earlier ones: then bodies come as well, straight to
+    it, of which it has to hold ever more.
+    """
+    node = site.nodes[2]
+    pid = _pid(node)
     await asyncio.to_thread(limits.limit_memory, pid, 1 << 20)
     await asyncio.gather(*(_long_prompt(site.addresses[i % 2]) for i in range(24)))
+    for held in range(16, 80, 16):
+        if not limits.memory_reached(pid):
+            await asyncio.gather(*(_half_a_body(node.host.address) for _ in range(held)))
     assert limits.memory_reached(pid), "the node never reached its memory limit"
+
+
+async def _half_a_body(address: str) -> None:
+    """Have a node hold a megabyte for a moment, of a request that never comes to its end."""
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nlaya-cluster-token: {TOKEN}\r\ncontent-length: {2 << 20}\r\n\r\n"
+    )
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(5):
+            _, writer = await asyncio.open_connection(address, NODE_PORT, ssl=ANYONE)
+            try:
+                writer.write(f"{head}content-length: {2 << 20}\r\n\r\n".encode() + os.urandom(1 << 20))
+                await writer.drain()
+                await asyncio.sleep(1.0)  # so that all of them are held at once
+            finally:
+                writer.transport.abort()
 
 
 async def _long_prompt(router: str) -> None:

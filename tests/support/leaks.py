@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-_ANYONE: Final = ssl._create_unverified_context()  # whose page it is does not matter here
+ANYONE: Final = ssl._create_unverified_context()  # whose page it is does not matter here
 REST_LIMIT: Final = 6.0  # seconds for what ends to have ended
 _SLACK_TASKS: Final = 12  # of connections that are being opened, probes, a scrape
 _SLACK_FILES: Final = 16
@@ -138,7 +138,7 @@ def _files(pid: int) -> int:
 def page(url: str) -> str | None:
     """A page of a process, None when it cannot be read."""
     try:
-        with urllib.request.urlopen(url, timeout=5, context=_ANYONE if url.startswith("https:") else None) as answer:
+        with urllib.request.urlopen(url, timeout=5, context=ANYONE if url.startswith("https:") else None) as answer:
             return str(answer.read().decode())
     except (OSError, urllib.error.URLError, http.client.HTTPException):
         return None
