@@ -46,7 +46,7 @@ def start_nodes(rig: Rig, plan: Plan, more: Mapping[str, str] | None = None) -> 
                 for i in range(nodes.count)]  # fmt: skip
         return [Node(f"node-{i + 1}", address, pid) for i, (address, pid, _) in enumerate(made)]
     if nodes.engine == "vllm":
-        return start_vllm(rig, nodes.count)
+        return start_vllm(rig, nodes.count, more)
     started = []
     for i in range(nodes.count):
         argv = ["--engine", "sim", "--port", str(free_port()), "--node-id", f"node-{i + 1}"]
@@ -56,7 +56,7 @@ def start_nodes(rig: Rig, plan: Plan, more: Mapping[str, str] | None = None) -> 
     return started
 
 
-def start_vllm(rig: Rig, count: int) -> list[Node]:
+def start_vllm(rig: Rig, count: int, more: Mapping[str, str] | None = None) -> list[Node]:
     """Nodes with the demo model, which share the cores (or the GPUs) out. Raises RigError."""
     from inference_node.quantize import demo
     from shared.cli import hardware
@@ -70,7 +70,7 @@ def start_vllm(rig: Rig, count: int) -> list[Node]:
     started = []
     for i, share in enumerate(shares):
         argv = ["--engine", "vllm", "--model", model, "--port", "0", "--node-id", f"node-{i + 1}"]
-        env = {"LAYA_INFERENCE__RAMP_SECONDS": "0", **share}
+        env = {"LAYA_INFERENCE__RAMP_SECONDS": "0", **share, **(more or {})}
         address, pid, _ = rig.python("inference_node.main", *argv, env=env, limit=_VLLM_START)
         started.append(Node(f"node-{i + 1}", address, pid))
     return started
