@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from itertools import islice
 from typing import Any, Final
@@ -54,21 +54,35 @@ class Again(Exception):
 
 
 class Ask:
-    """One request, and what its answer must be."""
+    """One request, and what its answer must be. After piece ``leaves`` of a stream the client goes (0: never)."""
+
+    model = "sim"
 
     def __init__(self, rng: random.Random) -> None:
         self.kind = rng.choice(KINDS)
         self.kept = rng.random() < 0.5  # over HTTP/1.1: on a connection that has served others
+        self.leaves = rng.randrange(1, 5) if rng.random() < 0.05 else 0
         self.seed = rng.randrange(1 << 31)
         self.text = "fault " + " ".join(rng.choice(sim_text.WORDS).strip() for _ in range(rng.randrange(4, 60)))
         self.tokens = rng.randrange(4, 60)
+        self._expect()
+
+    def _expect(self) -> None:
         ids = list(islice(sim_text.expected_tokens(sim_text.encode(self.text), self.seed, 0, True), self.tokens))
-        self.ids = ids
-        self.expected = sim_text.decode(ids)
+        self._ids = ids
+        self._text = sim_text.decode(ids)
+
+    def check_ids(self, got: Sequence[int], whole: bool) -> None:
+        """Raises Wrong unless these are the tokens that are due; without ``whole`` their beginning will do."""
+        _same(got, self._ids, whole)
+
+    def check_text(self, got: str, whole: bool) -> None:
+        """The same of the text."""
+        _same(got, self._text, whole)
 
     def message(self) -> pb.GenerateRequest:
         """The request in protobuf."""
-        out = pb.GenerateRequest(model="sim", text=self.text)
+        out = pb.GenerateRequest(model=self.model, text=self.text)
         out.sampling.max_tokens = self.tokens
         out.sampling.seed = self.seed
         out.sampling.ignore_eos = True
@@ -77,7 +91,7 @@ class Ask:
     def body(self, stream: bool) -> dict[str, Any]:
         """The request in OpenAI's form."""
         return {
-            "model": "sim",
+            "model": self.model,
             "prompt": self.text,
             "max_tokens": self.tokens,
             "seed": self.seed,
@@ -89,16 +103,23 @@ class Ask:
 class Load:
     """Clients in closed loops. ``tally`` is the stretch that results are counted for; the owner replaces it.
 
-    With ``tries`` of 1 a client does not help itself: what fails once has failed.
+    With ``tries`` of 1 a client does not help itself: what fails once has failed. ``ask`` makes a request.
     """
 
     def __init__(
-        self, routers: Sequence[str], clients: int, seed: int, pause: float = 0.15, tries: int = TRIES
+        self,
+        routers: Sequence[str],
+        clients: int,
+        seed: int,
+        pause: float = 0.15,
+        tries: int = TRIES,
+        ask: Callable[[random.Random], Ask] = Ask,
     ) -> None:
         self.tally = Tally("before")
         self._routers = list(routers)
         self._pause = pause
         self._tries = tries
+        self._ask = ask
         self._seed = seed
         self._clients = clients
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,7 +154,7 @@ class Load:
 
     async def _client(self, rng: random.Random) -> None:
         while not self._stopping.is_set():
-            await self._request(Ask(rng), rng)
+            await self._request(self._ask(rng), rng)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause * (0.5 + rng.random())):
                     await self._stopping.wait()
@@ -162,7 +183,8 @@ class Load:
         clock.tick()
         self._active.discard(ask)
         self._one_ended.set()
-        self.tally.ended(ask.kind, failure, retries, clock.longest, again)
+        left = bool(ask.leaves) and ask.kind in ("generate", "sse")
+        self.tally.ended(ask.kind, failure, retries, clock.longest, again, left)
 
     async def _once(self, ask: Ask, router: str, clock: Clock) -> None:
         if ask.kind in ("complete", "generate"):
@@ -199,23 +221,31 @@ async def _complete(ask: Ask, stub: Any) -> None:
     except grpc.aio.AioRpcError as error:
         raise _judged(error, 0) from None
     (completion,) = answer.completions
-    _same(list(completion.token_ids), ask.ids, True)
-    _same(completion.text, ask.expected, True)
+    ask.check_ids(list(completion.token_ids), True)
+    ask.check_text(completion.text, True)
 
 
 async def _generate(ask: Ask, stub: Any, clock: Clock) -> None:
     got: list[int] = []
     text = ""
+    pieces = 0
+    call = stub.Generate(ask.message(), timeout=LIMIT)
     try:
-        async for piece in stub.Generate(ask.message(), timeout=LIMIT):
+        async for piece in call:
             clock.tick()
             got += piece.token_ids
             text += piece.text
+            pieces += 1
+            if pieces == ask.leaves:
+                break
     except grpc.aio.AioRpcError as error:
-        _same(got, ask.ids, False)
+        ask.check_ids(got, False)
         raise _judged(error, len(got)) from None
-    _same(got, ask.ids, True)
-    _same(text, ask.expected, True)
+    finally:
+        call.cancel()
+    whole = pieces != ask.leaves
+    ask.check_ids(got, whole)
+    ask.check_text(text, whole)
 
 
 def _judged(error: grpc.aio.AioRpcError, delivered: int) -> Exception:
@@ -264,9 +294,9 @@ async def _http(ask: Ask, router: str, clock: Clock, kept: Kept | None) -> None:
                         raise _refused(answer.status, answer.headers, await answer.whole())
                     if not stream:
                         text = json.loads(await answer.whole())["choices"][0]["text"]
-                        _same(text, ask.expected, True)
+                        ask.check_text(text, True)
                         return
-                    held, ended = b"", False
+                    held, ended, pieces = b"", False, 0
                     async for data in answer.body():
                         clock.tick()
                         *events, held = (held + data).split(b"\n\n")
@@ -275,9 +305,12 @@ async def _http(ask: Ask, router: str, clock: Clock, kept: Kept | None) -> None:
                                 ended = True
                                 continue
                             seen = _event(event, seen, ask)
+                        pieces += 1
+                        if pieces == ask.leaves:
+                            return
                     if not ended:
                         raise Wrong("a stream of events ended without its last one")
-                    _same(seen, ask.expected, True)
+                    ask.check_text(seen, True)
     except Broken as error:
         raise Cut(str(error)[:40]) if seen else Again(f"http {str(error)[:32]}") from None
     except TimeoutError:
@@ -292,7 +325,7 @@ def _event(event: bytes, seen: str, ask: Ask) -> str:
         raise _next(code, said["error"]["type"], None, {}, len(seen) or 1)
     for choice in said["choices"]:
         seen += choice["text"]
-    _same(seen, ask.expected, False)
+    ask.check_text(seen, False)
     return seen
 
 

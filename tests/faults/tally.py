@@ -26,7 +26,8 @@ class Wrong(Exception):
 class Tally:
     """Counts of requests that ended in one stretch.
 
-    ``retried`` are those of ``succeeded`` that took the client more than one try. ``failed`` ended with an error of
+    ``retried`` are those of ``succeeded`` that took the client more than one try, ``left`` those that it broke off
+    itself. ``failed`` ended with an error of
     Laya's own that says what was wrong; ``cut`` lost the connection to the router itself in the middle of an answer,
     which no router can put into words. ``hung`` had no end at all in time, ``wrong`` an answer that is not right, or an
     error that is none. ``stall`` is the longest time in which a request saw nothing happen.
@@ -36,6 +37,7 @@ class Tally:
     sent: int = 0
     succeeded: int = 0
     retried: int = 0
+    left: int = 0
     failed: int = 0
     cut: int = 0
     hung: int = 0
@@ -44,7 +46,9 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
-    def ended(self, kind: str, failure: Exception | None, retries: int, stall: float, again: Sequence[str]) -> None:
+    def ended(
+        self, kind: str, failure: Exception | None, retries: int, stall: float, again: Sequence[str], left: bool = False
+    ) -> None:
         """A request has ended, after so many retries, for these reasons, and at worst so long without news."""
         self.sent += 1
         self.stall = max(self.stall, stall)
@@ -52,6 +56,7 @@ class Tally:
         if failure is None:
             self.succeeded += 1
             self.retried += retries > 0
+            self.left += left
         elif isinstance(failure, Failed):
             self.failed += 1
             self.reasons[str(failure)] += 1
@@ -93,7 +98,7 @@ def total(tallies: Sequence[Tally]) -> Tally:
     """All stretches as one."""
     out = Tally("all")
     for one in tallies:
-        for name in ("sent", "succeeded", "retried", "failed", "cut", "hung", "wrong"):
+        for name in ("sent", "succeeded", "retried", "left", "failed", "cut", "hung", "wrong"):
             setattr(out, name, getattr(out, name) + getattr(one, name))
         out.stall = max(out.stall, one.stall)
         out.reasons.update(one.reasons)
