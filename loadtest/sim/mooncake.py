@@ -54,22 +54,27 @@ def parse(lines: Iterable[str], name: str) -> Iterator[Row]:
         if not line.strip():
             continue
         where = f"{name}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise BadTrace(f"{where}: not JSON ({error}); each line must be one object") from None
-        if not isinstance(row, dict):
-            raise BadTrace(f"{where}: must be an object, not {type(row).__name__}")
-        at = row.get("timestamp")
-        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e15:
-            raise BadTrace(f"{where}: timestamp must be milliseconds, 0 or more, not {at!r}")
-        seconds = at / 1000.0
-        if seconds < before:
-            raise BadTrace(f"{where}: timestamp {at!r} is earlier than the one before; sort the file by it")
-        before = seconds
-        prompt = _tokens(row, "input_length", where, 1)
-        output = _tokens(row, "output_length", where, 0)
-        yield seconds, prompt, output, _hashes(row, prompt, where)
+        row = row_of(line, where)
+        if row[0] < before:
+            raise BadTrace(f"{where}: timestamp {row[0] * 1e3:g} is earlier than the one before; sort the file by it")
+        before = row[0]
+        yield row
+
+
+def row_of(line: str, where: str) -> Row:
+    """The request of one line; ``where`` names it in errors. Raises BadTrace."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise BadTrace(f"{where}: not JSON ({error}); each line must be one object") from None
+    if not isinstance(row, dict):
+        raise BadTrace(f"{where}: must be an object, not {type(row).__name__}")
+    at = row.get("timestamp")
+    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e15:
+        raise BadTrace(f"{where}: timestamp must be milliseconds, 0 or more, not {at!r}")
+    prompt = _tokens(row, "input_length", where, 1)
+    output = _tokens(row, "output_length", where, 0)
+    return at / 1000.0, prompt, output, _hashes(row, prompt, where)
 
 
 def _tokens(row: dict[str, object], key: str, where: str, least: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Cluster, Spec, cluster
 from tests.support.valkey import Valkey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,38 +129,3 @@ def test_a_canned_node_registers_and_reports_like_a_real_one(valkey: Valkey) -> 
         assert node["model"]["engine"] == "canned"
         answer = run("-m", "shared.cli.main", "generate", "x", "--raw", "--json", "--address", address)
         assert json.loads(answer.stdout)["text"].startswith("canned")
-
-
-@pytest.fixture(scope="module")
-def running():
-    with cluster(Spec(nodes=1)) as c:
-        yield c
-
-
-def locust(host: str, *args: str) -> subprocess.CompletedProcess[str]:
-    flags = ["--headless", "-u", "2", "-r", "2", "-t", "3s", "--host", host, "--json", "--skip-log"]
-    return run("-m", "locust", "-f", "loadtest/locustfile.py", *flags, *args, LAYA_MAX_TOKENS="4")
-
-
-def test_locust_users_of_both_kinds_run_headless(running: Cluster) -> None:
-    done = locust(f"http://{running.address}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
-    for name in ("Generate", "Generate ttft", "Generate itl", "chat", "chat ttft", "chat itl"):
-        assert rows[name]["num_requests"] > 0, name
-        assert rows[name]["num_failures"] == 0
-
-
-def test_locust_counts_refusals_by_reason(running: Cluster) -> None:
-    done = run(
-        "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "-u", "1", "-t", "2s",
-        "--host", f"http://{running.address}", "--only-summary", "GrpcUser", LAYA_MODEL="nope",
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "NOT_FOUND" in done.stdout + done.stderr
-
-
-def test_locust_refuses_a_host_that_is_not_loopback() -> None:
-    done = locust("http://192.0.2.1:80")
-    assert done.returncode != 0
-    assert "not loopback" in done.stdout + done.stderr

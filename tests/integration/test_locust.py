@@ -1,0 +1,148 @@
+"""locust against a real router and simulated nodes: both kinds of users, its options, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ports import free_port, within
+from tests.support.processes import ROOT, Cluster, Spec, cluster
+
+
+@pytest.fixture(scope="module")
+def running():
+    with cluster(Spec(nodes=1)) as c:
+        yield c
+
+
+def argv(*args: str) -> list[str]:
+    return [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--only-summary", *args]
+
+
+def locust(host: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv("--host", host, *args), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def table(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    ours = "type" in rows[0]
+    return {(row["type"], row["name"]) if ours else (row["Type"], row["Name"]): row for row in rows}
+
+
+def test_users_of_both_kinds_leave_their_rows(running: Cluster, tmp_path: Path) -> None:
+    mix = ("--scenarios", "chat=2,cancel", "--max-tokens", "6", "--think-s", "0.02", "--priorities", "0=2,5")
+    done = locust(f"http://{running.address}", "-u4", "-r4", "-t3s", "--csv", str(tmp_path / "run"), *mix)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = table(tmp_path / "run_stats.csv")
+    for kind in ("grpc", "http"):
+        for part in ("", " ttft", " itl", " tokens/s", " good"):
+            assert int(rows[kind, "chat" + part]["Request Count"]) > 0, (kind, part)
+        assert int(rows[kind, "cancel"]["Failure Count"]) == 0
+    ours = table(tmp_path / "run_laya.csv")
+    assert float(ours["grpc", "chat"]["good/s"]) > 0 and float(ours["http", "chat"]["tokens/s"]) > 0
+    # In "Aggregated" a call counts once, whatever rows of its own its time has.
+    assert 0 < int(rows["", "Aggregated"]["Request Count"]) <= sum(int(ours[key]["calls"]) for key in ours)
+
+
+def test_refusals_are_counted_by_reason_with_percentiles(tmp_path: Path) -> None:
+    flags = ("-u2", "-r2", "-t2s", "--scenarios", "summary", "--csv", str(tmp_path / "run"), "--call-timeout-s", "0.1")
+    slow = {"LAYA_INFERENCE__SIM__PREFILL_TOKENS_PER_SECOND": "2000"}
+    with cluster(Spec(nodes=1, node=slow)) as c:
+        c.router.leaks_looked_for = False
+        done = locust(f"http://{c.address}", *flags)
+    assert done.returncode == 1, done.stdout + done.stderr
+    with (tmp_path / "run_laya_rejects.csv").open() as file:
+        rejects = list(csv.DictReader(file))
+    assert {row["type"] for row in rejects} == {"grpc", "http"}
+    assert all(row["reason"].startswith("DEADLINE") and float(row["p50"]) > 0 for row in rejects), rejects
+    assert "rejected: grpc summary DEADLINE" in done.stderr
+
+
+def test_open_loop_arrivals_are_dropped_at_the_cap_and_that_is_said(running: Cluster) -> None:
+    flags = ("-u2", "-r2", "-t2s", "--arrivals", "constant", "--rate", "30", "--max-in-flight", "2")
+    done = locust(f"http://{running.address}", *flags, "--scenarios", "slow", "--json", "GrpcUser")
+    assert done.returncode == 1
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert 60 <= rows["late"]["num_requests"] <= 130  # two users, thirty a second each, for two seconds
+    made = rows["late"]["num_requests"] - rows["arrival"]["num_failures"]
+    assert 2 <= made < 20  # the others were due all the same
+    assert "dropped at the cap" in done.stderr
+
+
+def test_a_shape_runs_for_its_time_and_ends(running: Cluster) -> None:
+    done = locust(f"http://{running.address}", "-u2", "-t2s", "--shape", "steady", "--max-tokens", "2", "HttpUser")
+    assert done.returncode == 0, done.stderr
+    assert "Shape test completed" in done.stderr and "http  chat" in done.stderr
+
+
+def test_master_and_workers_share_a_trace_between_them(running: Cluster, tmp_path: Path) -> None:
+    trace, port = tmp_path / "trace.jsonl", str(free_port())
+    rows = [{"timestamp": 20 * i, "input_length": 600, "output_length": 2, "hash_ids": [0]} for i in range(20)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    worker = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--worker", "--master-port", port]
+    workers = [
+        subprocess.Popen(worker, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)
+    ]
+    try:
+        done = locust(
+            f"http://{running.address}", "-u2", "-r2", "-t4s", "--stop-timeout", "2", "--arrivals", "trace", "--trace",
+            str(trace), "--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port,
+            "--expect-workers", "2", "--csv", str(tmp_path / "run"),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = table(tmp_path / "run_laya.csv")
+        assert sum(int(row["calls"]) for row in found.values()) == 20  # none twice, none left out
+        assert [worker.wait(30) for worker in workers] == [0, 0]
+    finally:
+        for one in workers:
+            one.kill()
+            one.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("host", "flags", "code", "said"),
+    [
+        ("http://192.0.2.1:80", (), 2, "192.0.2.1: not loopback; pass --i-own-this-host 192.0.2.1"),
+        ("http://127.0.0.1:1", (), 3, "127.0.0.1:1: cannot be reached"),
+        ("", ("--scenarios", "dance"), 2, "there is no 'dance'"),
+        ("", ("--arrivals", "trace", "--trace", "/nowhere"), 2, "No such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_sent(
+    running: Cluster, host: str, flags: tuple[str, ...], code: int, said: str
+) -> None:
+    done = locust(host or f"http://{running.address}", "-u1", "-t2s", *flags)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_web_page_shows_our_figures(running: Cluster) -> None:
+    port = free_port()
+    flags = ["--host", f"http://{running.address}", "--web-host", "127.0.0.1", "--web-port", str(port)]
+    flags += ["--autostart", "-u", "2", "-r", "2", "--max-tokens", "2", "--think-s", "0.02"]
+    plain = [a for a in argv(*flags) if a not in ("--headless", "--only-summary")]
+    page: dict[str, Any] = {}
+    proc = subprocess.Popen(plain, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def tables() -> dict[str, list[dict[str, Any]]]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats/requests", timeout=5) as answer:
+            page.update(json.load(answer))
+        return {part["key"]: part["data"] for part in page.get("extended_stats", ())}
+
+    try:
+        within(30, lambda: any(row["name"] == "chat" for row in tables().get("laya", ())), "no chat in our table")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/laya/csv", timeout=5) as answer:
+            assert b"ttft p99" in answer.readline()
+    finally:
+        proc.terminate()
+        proc.wait(15)
