@@ -29,7 +29,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-
 CODE := $(wildcard router_node inference_node shared loadtest)
 TIERS := $(wildcard tests/unit tests/integration tests/faults tests/e2e tests/deploy)
 
-.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node faults soak clean
+.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node bench-peers bench-vllm faults soak \
+	soak-faults clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /|/' | column -t -s '|' \
@@ -78,10 +79,19 @@ bench-http: setup ## Measure the OpenAI API beside LLM routers and proxies; ARGS
 bench-node: setup ## Measure the node's gRPC server beside grpc.aio
 	@$(BIN)/python loadtest/bench_node.py $(ARGS)
 
+bench-peers: setup ## Measure peers and Laya before the same simulated nodes, within six minutes; ARGS=--install-peers fetches them
+	@$(BIN)/python -m loadtest.bench_peers $(ARGS)
+
+bench-vllm: setup ## Measure real vLLM through the router and directly, within six minutes
+	@$(BIN)/python -m loadtest.bench_vllm $(ARGS)
+
 faults: dev ## Break a cluster in every way for ten minutes, as root; ARGS='--seed N --only NAME'
 	@$(BIN)/python -m tests.faults --seconds 600 $(ARGS)
 
-soak: dev ## Break a cluster for HOURS=12 hours, with memory, files and tasks on record in soak.csv and soak.svg
+soak: dev ## Load a cluster for HOURS=12 hours: memory, files, tasks, streams and store in soak/, with a verdict
+	@$(BIN)/python -m loadtest.soak --hours $(HOURS) $(ARGS)
+
+soak-faults: dev ## Break a cluster for HOURS=12 hours, as root, with memory, files and tasks in soak.csv and soak.svg
 	@$(BIN)/python -m tests.faults --hours $(HOURS) --plot soak.csv $(ARGS)
 
 clean: ## Remove .venv, caches and build products (the demo model stays in the user's cache folder)

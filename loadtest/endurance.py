@@ -92,13 +92,12 @@ async def many_connections(address: str, connections: int, at_once: int, growth:
     await client.connect()
     made = 0
     began = time.monotonic()
-    loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
 
     async def work(first: int) -> None:
         nonlocal made
         for i in range(first, connections, at_once):
-            await asyncio.wait_for(_visit(loop, (host, int(port)), i % len(_VISITS)), _SOCKET_LIMIT)
+            await asyncio.wait_for(visit((host, int(port)), i), _SOCKET_LIMIT)
             made += 1
             if made % 1000 == 0 or made == connections:
                 sample = await client.load(10, 2)
@@ -130,7 +129,10 @@ _VISITS: Final[tuple[tuple[bytes, bytes], ...]] = (
 )
 
 
-async def _visit(loop: asyncio.AbstractEventLoop, where: tuple[str, int], kind: int) -> None:
+async def visit(where: tuple[str, int], number: int) -> None:
+    """One short connection, of a kind that follows from its number. Raises Broken or OSError."""
+    loop = asyncio.get_running_loop()
+    kind = number % len(_VISITS)
     send, expected = _VISITS[kind]
     with socket.socket() as sock:
         sock.setblocking(False)

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from loadtest.peers_setup import find
+from shared.cli.store import NoEmbeddedStore, store_command
 from shared.cli.supervise import die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,6 +112,25 @@ class Rig:
             )
         self._procs.append(proc)
         return proc.pid
+
+    def store(self) -> str:
+        """Start an embedded store; its URL. Raises RigError."""
+        try:
+            argv, url = store_command(self.folder)
+        except NoEmbeddedStore as error:
+            raise RigError(str(error)) from None
+        log = (self.folder / "store.log").open("wb")
+        with log:
+            proc = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+            )
+        self._procs.append(proc)
+        path, deadline = Path(url.removeprefix("unix://")), time.monotonic() + START_LIMIT
+        while not path.exists():
+            if proc.poll() is not None or time.monotonic() > deadline:
+                raise RigError(f"the store does not start: {Path(log.name).read_text('utf-8', 'replace')[-1000:]}")
+            time.sleep(0.02)
+        return url
 
     def python(
         self, module: str, *args: str, env: dict[str, str] | None = None, limit: float = START_LIMIT

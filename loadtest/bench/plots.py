@@ -44,14 +44,15 @@ def beside(a: Report, b: Report) -> bytes:
     return picture(2, lambda axes: _latency(axes, [("A", a), ("B", b)]))
 
 
-def picture(count: int, draw: Callable[[Sequence[Axes]], None]) -> bytes:
-    """A PNG of ``count`` drawings side by side."""
+def picture(count: int, draw: Callable[[Sequence[Axes]], None], columns: int = 2) -> bytes:
+    """A PNG of ``count`` drawings, so many side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.0 * count, 3.6), layout="constrained")
+    across, down = min(count, columns), -(-count // columns)
+    figure = Figure(figsize=(6.0 * across, 3.6 * down), layout="constrained")
     FigureCanvasAgg(figure)
-    axes: list[Any] = [figure.add_subplot(1, count, i + 1) for i in range(count)]
+    axes: list[Any] = [figure.add_subplot(down, across, i + 1) for i in range(count)]
     draw(axes)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=100, metadata={"Software": "laya bench"})
