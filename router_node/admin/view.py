@@ -123,7 +123,9 @@ class LocalView(ClusterView):
                 f"There is no node {request.node_id!r}; known nodes: {known or 'none'}.",
             )
         check_grace(request.grace_seconds)
-        return await link.drain(request.grace_seconds, request.undo)
+        if request.undo and request.migrate:
+            raise invalid("A drain is undone or moves streams, not both: leave one of undo and migrate out.", "migrate")
+        return await link.drain(request.grace_seconds, request.undo, request.migrate)
 
 
 def check_grace(seconds: float) -> None:

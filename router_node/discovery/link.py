@@ -129,9 +129,12 @@ class Link:
             await asyncio.gather(self._task, return_exceptions=True)
         await self.pool.close(grace)
 
-    async def drain(self, grace_seconds: float, undo: bool) -> node_pb2.DrainResponse:
-        """Ask the node to drain, or to take requests again. Raises LayaError."""
-        request = node_pb2.DrainRequest(grace_seconds=grace_seconds, undo=undo)
+    async def drain(self, grace_seconds: float, undo: bool, migrate: bool = False) -> node_pb2.DrainResponse:
+        """Ask the node to drain, or to take requests again; ``migrate``: to give streams up that can go on elsewhere.
+
+        Raises LayaError.
+        """
+        request = node_pb2.DrainRequest(grace_seconds=grace_seconds, undo=undo, migrate=migrate)
         return await unary(self.pool, _DRAIN, request, node_pb2.DrainResponse, self._metadata, CALL_TIMEOUT)
 
     # The pool's word on connections

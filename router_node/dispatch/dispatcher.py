@@ -134,9 +134,9 @@ class Dispatcher:
             pool = pools[0]
         return pool.budget.take(pool.sent)
 
-    def others(self, reservation: Reservation, tried: Container[str], model: str = "") -> bool:
-        """Whether any node that was not tried may take the request, of ``model`` if given, now or soon."""
-        pools = self.resolve(model or reservation.ask.model)
+    def others(self, reservation: Reservation, tried: Container[str]) -> bool:
+        """Whether any node that was not tried may take the request, now or soon."""
+        pools = self.resolve(reservation.ask.model)
         mine = reservation.node.id
         return bool(pools) and any(n.live and n.id != mine and n.id not in tried for n in pools[0].nodes.values())
 

@@ -6,7 +6,7 @@ import random
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
-from router_node.dispatch import Reservation, Ticket
+from router_node.dispatch import Pool, Reservation, Ticket
 from router_node.relay.faults import is_fault, no_room
 from router_node.relay.fields import Fields
 from router_node.relay.journal import Journal
@@ -23,6 +23,7 @@ _DEAD: Final = "ENGINE_DEAD"
 # With these a node ends a stream that it could not end itself: another one may go on with it.
 _PARTING: Final = frozenset(("DRAINING", _DEAD))
 _FINAL: Final = (Code.DEADLINE_EXCEEDED, Code.CANCELLED)
+_NO_OTHER: Final = "no other node has this model and revision"
 _STATUS_200: Final = (b":status", b"200")
 
 
@@ -206,8 +207,14 @@ class Trip:
         dispatcher, old = account.core.dispatcher, account.reservation
         ask = self._ask()
         pools = dispatcher.resolve(ask.model)
-        if old is None or not pools or not dispatcher.others(old, self._tried, ask.model):
-            raise self._gave_up("no_other_node", "no other node has this model and revision")
+        if old is None or not pools:
+            raise self._gave_up("no_other_node", _NO_OTHER)
+        if not self._others(pools[0]):
+            if len(pools[0].nodes) < 2 or moves.loop.time() - self._lost_at > account.core.settings.queue_timeout:
+                raise self._gave_up("no_other_node", _NO_OTHER)
+            self._failures += 1  # one may be on its way back
+            self.seek()
+            return None
         if self._failures:
             ask.refusals = old.ask.refusals
         if self._prefilled + ask.prompt_tokens > moves.settings.max_prefill_tokens:
@@ -223,6 +230,17 @@ class Trip:
             return None
         account.granted(outcome)
         return outcome
+
+    def _others(self, pool: Pool) -> bool:
+        """Whether any node that was not tried may take the rest. One that went since may come back as another."""
+        tried = self._tried
+        for node in pool.nodes.values():
+            if node.live:
+                if node.id not in tried:
+                    return True
+            else:
+                tried.discard(node.id)
+        return False
 
     def _granted(self, reservation: Reservation) -> None:
         """There is room after a wait. The dispatcher has no part in what goes wrong here."""

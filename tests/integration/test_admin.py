@@ -88,6 +88,16 @@ async def test_a_drain_is_passed_on_to_the_node_and_undone(world: RouterWorld) -
     await router.ready()
 
 
+async def test_a_drain_that_moves_streams_says_so_to_the_node(world: RouterWorld) -> None:
+    node = await world.node()
+    router = await (await world.router("--node", node.address)).ready()
+    await router.admin.DrainNode(admin_pb2.DrainNodeRequest(node_id="n1", migrate=True), timeout=5)
+    assert node.drains[0].migrate
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await router.admin.DrainNode(admin_pb2.DrainNodeRequest(node_id="n1", migrate=True, undo=True), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_draining_an_unknown_node_names_those_there_are(world: RouterWorld) -> None:
     node = await world.node()
     router = await (await world.router("--node", node.address)).ready()

@@ -30,10 +30,16 @@ class RogueNode:
     """
 
     def __init__(
-        self, node_id: str = "rogue", model: str = "m", host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+        self,
+        node_id: str = "rogue",
+        model: str = "m",
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+        revision: str = "",
     ) -> None:
         self.node_id = node_id
         self.model = model
+        self.revision = revision
         self.behave: Callable[[RogueCall], None] = RogueCall.hang
         self.reads = True
         self.open = 0  # calls that have not ended
@@ -71,7 +77,7 @@ class RogueNode:
             boot_id="b1",
             version=__version__,
             protocol=PROTOCOL,
-            model=node_pb2.ModelSpec(name=self.model, max_seq_len=1 << 16, engine="sim"),
+            model=node_pb2.ModelSpec(name=self.model, revision=self.revision, max_seq_len=1 << 16, engine="sim"),
             kv_capacity_tokens=CAPACITY,
             kv_block_tokens=16,
             max_num_seqs=4096,
@@ -143,7 +149,7 @@ class RogueCall(ServerSink):
             self.stream.respond(HEAD)
             self._watch()
         else:
-            assert names.DISPATCH in self.headers
+            assert names.DISPATCH in self.headers or self.method == b"Drain"
             self.node.seen += 1
             self.node.behave(self)
 
