@@ -19,7 +19,7 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from inference_node.config import model_names
-from inference_node.engines import vllm_args, vllm_convert, vllm_env, vllm_load, vllm_warmup
+from inference_node.engines import vllm_args, vllm_convert, vllm_env, vllm_load, vllm_resume, vllm_warmup
 from inference_node.engines.base import (
     ASGIApp,
     BadRequest,
@@ -33,6 +33,7 @@ from inference_node.engines.base import (
     GenerateCall,
     Message,
     Prompt,
+    Sampling,
 )
 from inference_node.engines.vllm_args import Arguments, Host
 from inference_node.engines.vllm_core import PRELOAD, PRELOAD_CPU, CoreProcess, CoreSetup, Launcher
@@ -69,6 +70,7 @@ class VllmEngine(Engine):
         self._llm: Any = None
         self._app: OpenAIApp | None = None
         self._defaults: dict[str, Any] = {}
+        self._bars = ""  # why no stream at all can go on here
         self._creating: asyncio.Future[Any] | None = None
         self._events: CacheEvents | None = None
         self._blocks = 0
@@ -161,6 +163,7 @@ class VllmEngine(Engine):
         model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
         self._tokens_input = tokens_input
         self._defaults = model.get_diff_sampling_param() if app.generates else {}
+        self._bars = vllm_resume.engine_refusal(config)
         pool = kv_pool(
             await self._llm.kv_groups(),
             int(cache.num_gpu_blocks or 0),
@@ -251,14 +254,24 @@ class VllmEngine(Engine):
         params = vllm_convert.sampling_params(call.sampling, self._defaults)
         prompt = self._input(call.prompt, call.cache_salt)
         about = {"priority": call.priority, "lora_request": app.lora(call.lora), "session_id": call.dispatch or None}
-        outputs = llm.run(prompt, params, call.request_id, **about)
+        past = call.past
+        if past is None:
+            outputs, known = llm.run(prompt, params, call.request_id, **about), 0
+        else:
+            outputs, known = llm.resume(prompt, params, call.request_id, past, **about), len(past.parts)
         try:
             async with aclosing(outputs):
                 async for output in outputs:
                     for delta in vllm_convert.deltas(output, call):
+                        delta.replayed = known > 0
+                        known -= 1
                         yield delta
         except Exception as e:
             raise vllm_convert.client_error(e) from e
+
+    def cannot_continue(self, sampling: Sampling) -> str:
+        """What the core knows of an answer's own tokens is lost with it, and where a seed's generator was."""
+        return self._bars or vllm_resume.refusal(vllm_resume.asked(sampling, self._defaults))
 
     async def embed(self, request_id: str, inputs: Sequence[Prompt], dimensions: int) -> Sequence[Sequence[float]]:
         """One vector per input."""

@@ -9,8 +9,11 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from inference_node.engines.context import dispatch, first_token
+from inference_node.engines import vllm_resume
+from inference_node.engines.base import Past
+from inference_node.engines.context import Pulled, dispatch, first_token, past, pulled
 from inference_node.engines.vllm_stats import StatsCollector
 
 _WHOLE = 1 << 30  # tokens between two outputs: the first one and the last one remain
@@ -25,13 +28,16 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
     collector: StatsCollector
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, **kwargs: Any) -> Any:
-        """As vLLM's; every request of typed service and application passes here."""
+        """As vLLM's; every request of typed service and application that begins here passes here."""
+        self._comes(params, kwargs.get("session_id"))
+        return await super().add_request(request_id, prompt, params, **kwargs)
+
+    def _comes(self, params: Any, session_id: Any) -> None:
         self.collector.arrived()
-        told = kwargs.get("session_id") and self.vllm_config.kv_events_config is not None
+        told = session_id and self.vllm_config.kv_events_config is not None
         if told and isinstance(params, SamplingParams):
             # Its events then also name the blocks that it found in the cache: whoever used them last is told.
             params.extra_args = {**(params.extra_args or {}), "kv_cache_report_mode": "full"}
-        return await super().add_request(request_id, prompt, params, **kwargs)
 
     async def kv_groups(self) -> list[dict[str, Any]]:
         """What the core says of its groups of layers: kind, block size and window of each."""
@@ -42,6 +48,13 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
         """vLLM's own ``generate``, for the typed service, which sees the first token itself."""
         outputs: AsyncGenerator[Any, None] = super().generate(prompt, params, request_id, **kwargs)
         return outputs
+
+    def resume(
+        self, prompt: Any, params: Any, request_id: str, known: Past, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """The same for a stream that another engine began."""
+        self._comes(params, kwargs.get("session_id"))
+        return vllm_resume.resumed(self, prompt, params, request_id, known, **kwargs)
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any
@@ -54,8 +67,17 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
             sampling_params = copy.copy(sampling_params)
             sampling_params.output_kind = RequestOutputKind.DELTA
             sampling_params.stream_interval = _WHOLE
+        listener, known = pulled.get(), past.get()
+        if listener is not None and (why := vllm_resume.params_refusal(sampling_params)):
+            listener.pin(why)
+        if known is None:
+            source = self.run(prompt, sampling_params, request_id, **kwargs)
+        else:
+            source = self.resume(prompt, sampling_params, request_id, known, **kwargs)
+        if listener is not None:
+            source = _told(source, listener, len(known.parts) if known is not None else 0)
         gathered: Any = None
-        async with aclosing(self.run(prompt, sampling_params, request_id, **kwargs)) as outputs:
+        async with aclosing(source) as outputs:
             async for output in outputs:
                 if signal is not None:
                     signal(output.num_cached_tokens or 0)
@@ -72,3 +94,19 @@ class NodeLLM(AsyncLLM):  # type: ignore[misc] # vLLM is not typed for us
 
     def __del__(self) -> None:
         """Nothing: the engine that made this object shuts it down, and the interpreter may be half gone by now."""
+
+
+async def _told(source: AsyncGenerator[Any, None], listener: Pulled, known: int) -> AsyncGenerator[Any, None]:
+    """The outputs of one completion, each told of before it is handed on but the first so many."""
+    async with aclosing(source) as outputs:
+        try:
+            async for output in outputs:
+                if known:
+                    known -= 1
+                else:
+                    for part in output.outputs:
+                        listener.tell(part.token_ids, part.finish_reason or "")
+                yield output
+        except EngineDeadError:
+            listener.died()
+            raise

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inference_node.engines.base import BadRequest, Delta, EngineError, GenerateCall, Logprob, Position, Sampling
+from inference_node.engines.base import (
+    BadRequest,
+    Delta,
+    EngineError,
+    GenerateCall,
+    Inexact,
+    Logprob,
+    Position,
+    Sampling,
+)
 
 # Fields of Sampling that vLLM calls the same and whose None means the model's own default.
 _SHAPING = (
@@ -134,7 +143,7 @@ def client_error(error: Exception) -> Exception:
     from vllm.exceptions import GracefulHTTPError, VLLMClientError
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-    if isinstance(error, (BadRequest, EngineError)):
+    if isinstance(error, (BadRequest, EngineError, Inexact)):
         return error
     if isinstance(error, EngineDeadError):
         return EngineError("the engine has died; the node is restarting", fatal=True)

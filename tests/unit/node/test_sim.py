@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inference_node.engines import sim_text
-from inference_node.engines.base import BadRequest, EngineError, GenerateCall, Message, Prompt, Sampling
+from inference_node.engines.base import BadRequest, EngineError, GenerateCall, Inexact, Message, Past, Prompt, Sampling
 from inference_node.engines.context import first_token
 from inference_node.engines.sim import SimEngine
 from shared.config.schema import ConfigError, InferenceConfig, SimConfig
@@ -278,3 +278,66 @@ def test_a_context_beyond_the_simulators_is_refused_with_both_numbers():
 def test_engine_args_are_checked(args):
     with pytest.raises(ConfigError, match=next(iter(args))):
         SimEngine(InferenceConfig(engine="sim", engine_args=args))
+
+
+def parts_of(deltas: Any) -> Any:
+    return [list(d.token_ids) for d in deltas]
+
+
+@pytest.mark.parametrize("choice", ["é漢🙂ß🜂", "plain words"])
+async def test_a_past_is_said_again_as_it_was_and_then_what_is_new(engine, choice):
+    # Tokens of three bytes each: characters are cut in the middle.
+    request = call(choice=[choice], max_tokens=60, stop=["nowhere"])
+    whole = await collect(engine, request)
+    tokens = [[t] for t in tokens_of(whole)]
+    for k in range(1, len(tokens)):
+        request = call(choice=[choice], max_tokens=60, stop=["nowhere"])
+        request.past = Past(tokens[:k])
+        again = await collect(engine, request)
+        assert [d.replayed for d in again[:k]] == [True] * k and not any(d.replayed for d in again[k:])
+        assert parts_of(again[:k]) == tokens[:k]
+        assert text_of(again) == text_of(whole) == choice and tokens_of(again) == tokens_of(whole)
+        assert again[-1].finish_reason == "stop"
+
+
+async def test_a_past_that_was_not_said_here_is_inexact(engine):
+    whole = await collect(engine, call())
+    for past in (Past([[sim_text.EOS]]), Past(parts_of(whole), "stop"), Past([*parts_of(whole), [1]])):
+        request = call()
+        request.past = past
+        with pytest.raises(Inexact):
+            await collect(engine, request)
+        assert past.inexact
+    assert engine.stats().running == 0
+
+
+async def test_a_past_with_its_end_needs_no_step(engine):
+    whole = await collect(engine, call(ignore_eos=True))
+    steps = engine.stats().generation_tokens
+    request = call(ignore_eos=True)
+    request.past = Past(parts_of(whole), "length")
+    again = await collect(engine, request)
+    assert text_of(again) == text_of(whole) and again[-1].finish_reason == "length"
+    assert engine.stats().generation_tokens == steps
+
+
+async def test_of_several_completions_only_one_could_go_on(engine):
+    whole = await collect(engine, call(n=2, ignore_eos=True))
+    request = call(n=2, ignore_eos=True)
+    request.past = Past([[t] for t in tokens_of(whole, 0)[:4]])
+    again = await collect(engine, request)
+    # The other one begins anew: nothing says which tokens were whose.
+    assert tokens_of(again, 1) == tokens_of(whole, 1) and not any(d.replayed for d in again if d.index == 1)
+
+
+async def test_lengths_are_told_of_what_was_done_here(engine):
+    ends: list[Any] = []
+    engine.follow(ends.append)
+    whole = await collect(engine, call(ignore_eos=True))
+    request = call(ignore_eos=True)
+    request.past = Past(parts_of(whole)[:3])
+    await collect(engine, request)
+    had = sum(map(len, parts_of(whole)[:3]))
+    first, second = ends
+    assert (second.prompt_tokens, second.max_new_tokens) == (first.prompt_tokens + had, 8 - had)
+    assert second.new_tokens == 8 - had
