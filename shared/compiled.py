@@ -27,10 +27,13 @@ MODULES: Final = (
         "sessions", "told", "types", "unseen", "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
-        "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "heads", "local", "methods",
-        "peek", "phases", "relay_stream", "retries", "scan", "track", "wire",
+        "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "heads", "journal", "local",
+        "methods", "migrate", "moving_stream", "peek", "phases", "poison", "relay_stream", "retries", "scan", "track",
+        "trip", "wire",
     )),
-    *(f"router_node/gateway/{name}.py" for name in ("asked", "gateway", "http_relay", "reply", "tunnel")),
+    *(f"router_node/gateway/{name}.py" for name in (
+        "asked", "gateway", "http_relay", "moving_relay", "reply", "tunnel",
+    )),
     "shared/prefix.py",
     *(f"shared/net/{name}.py" for name in (
         "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",

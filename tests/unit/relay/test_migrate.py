@@ -1,0 +1,67 @@
+"""Which streams may go on elsewhere, and the budget of those that do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from router_node.admin.metrics import RouterMetrics
+from router_node.relay.journal import first_charge
+from router_node.relay.migrate import MAX_POOLS, Migrations, journal_value, stays
+from router_node.relay.settings import MigrationSettings
+from shared import headers as names
+from shared.errors import LayaError, unavailable
+
+
+async def make(**settings: object) -> Migrations:
+    loop = asyncio.get_running_loop()
+    return Migrations(MigrationSettings(**settings), loop, RouterMetrics())  # type: ignore[arg-type]
+
+
+async def test_a_node_s_word_decides_then_the_client_s_and_the_router_s_bounds() -> None:
+    moves = await make(max_request_bytes=100)
+    assert moves.refusal(b"1", 100, False) == ""
+    assert moves.refusal(b"1", 101, False) == "the request is over 100 bytes"
+    assert moves.refusal(b"1", 1, True) == "the client said laya-no-migrate"
+    assert moves.refusal(b"0; beam search", 1, False) == "beam search"
+    assert moves.refusal(b"0", 1, False) == "the node keeps no journal"
+    assert len(moves.refusal(b"0;" + b"x" * 5000, 1, False)) <= 200
+
+
+async def test_memory_of_all_journals_is_bounded() -> None:
+    moves = await make(memory=3 * first_charge(b"x" * 100))
+    assert [moves.room(b"x" * 100) for _ in range(4)] == [True, True, True, False]
+
+
+async def test_each_pool_has_a_budget_of_its_own() -> None:
+    moves = await make(share=0.5, burst=2)
+    assert [moves.may_move("a@", 10) for _ in range(3)] == [True, True, False]
+    assert moves.may_move("b@", 10)
+    assert moves.may_move("a@", 12), "it fills with what the pool is sent"
+
+
+async def test_budgets_are_bounded_in_number() -> None:
+    moves = await make()
+    for i in range(2 * MAX_POOLS):
+        moves.may_move(f"m{i}@", 0)
+    assert len(moves._budgets) <= MAX_POOLS
+
+
+async def test_reasons_are_counted_and_told_in_ascii() -> None:
+    moves = await make()
+    assert moves.note("the field naïve") == b"0; the field na?ve"
+    assert moves.metrics.moves.sample().kept == {"the field naïve": 1}
+
+
+def test_the_value_is_found_among_a_node_s_headers() -> None:
+    assert journal_value([(b":status", b"200"), (names.JOURNAL, b"1")]) == b"1"
+    assert journal_value([(b":status", b"200")]) == b""
+
+
+def test_an_error_says_why_its_stream_stayed() -> None:
+    error = unavailable("Node a was lost.", "NODE_LOST")
+    error.metadata = {}
+    told = stays(error, "n is over 1")
+    assert told.message == "Node a was lost; it cannot go on elsewhere: n is over 1."
+    assert told.metadata == {"not_migrated": "n is over 1"}
+    bare: LayaError = stays(unavailable("Lost.", "NODE_LOST"), "x")
+    assert bare.metadata is None
