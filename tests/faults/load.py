@@ -293,8 +293,9 @@ async def _http(ask: Ask, router: str, clock: Clock, kept: Kept | None) -> None:
                     if answer.status != 200:
                         raise _refused(answer.status, answer.headers, await answer.whole())
                     if not stream:
-                        text = json.loads(await answer.whole())["choices"][0]["text"]
-                        ask.check_text(text, True)
+                        said = json.loads(await answer.whole())
+                        ask.check_text(said["choices"][0]["text"], True)
+                        _same([said["usage"]["completion_tokens"]], [ask.tokens], True)
                         return
                     held, ended, pieces = b"", False, 0
                     async for data in answer.body():

@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 class Up:
     """A running ``laya up --json`` with its own cache folder."""
 
-    def __init__(self, cache: Path, *args: str) -> None:
-        self.env = {**os.environ, "XDG_CACHE_HOME": str(cache), "XDG_CONFIG_HOME": str(cache / "config")}
+    def __init__(self, cache: Path, *args: str, **env: str) -> None:
+        """``env`` is added to the environment."""
+        self.env = {**os.environ, **env, "XDG_CACHE_HOME": str(cache), "XDG_CONFIG_HOME": str(cache / "config")}
         self.ready: dict[str, Any] = {}
         self.seen: list[int] = []
         self.popen = subprocess.Popen(
@@ -55,6 +56,11 @@ class Up:
     def children(self) -> list[int]:
         path = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children")
         return [int(pid) for pid in path.read_text().split()]
+
+    def child(self, name: str) -> int:
+        """The process of a node, by its name."""
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in self.children()}
+        return next(pid for pid, said in words.items() if name.encode() in said)
 
     def descendants(self) -> list[int]:
         """Every process below this one, the engines' own included."""
