@@ -339,6 +339,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(three: Worl
     assert three.router is not None
     request = pb.GenerateRequest(model="m", text="hi", sampling=pb.SamplingParams(max_tokens=TOKENS))
     for at in range(4):
+        await three.rested()
         three.script.clear()
         three.script.extend((Fate("kill", at), Fate("hang", 1)))
         call = three.router.inference.Generate(request, timeout=20)
