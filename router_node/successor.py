@@ -25,6 +25,7 @@ log = logs.get("router.successor")
 KEPT: Final = "LAYA_KEPT_BY"  # names who starts the router again when its process ends
 START_LIMIT: Final = 60.0  # seconds for a successor to serve
 _VARIABLE: Final = "LAYA_SUCCEEDS"
+_CONTAINER_INITS: Final = frozenset(("catatonit", "docker-init", "dumb-init", "tini"))
 _END_LIMIT: Final = 5.0  # seconds for one that is not wanted to be gone
 
 
@@ -61,7 +62,7 @@ async def until_over(signals: StopSignals, listening: Callable[[], Listening]) -
         await first(signals.stop, signals.replace)
         if signals.replace.is_set():
             signals.replace.clear()
-            why = refusal(os.environ, os.getpid())
+            why = refusal(os.environ, os.getpid(), _parent())
             if why:
                 logs.event(log, logging.ERROR, "successor_refused", why=why)
             elif await succeeded(signals.stop, listening()):
@@ -69,13 +70,29 @@ async def until_over(signals: StopSignals, listening: Callable[[], Listening]) -
     return False
 
 
-def refusal(environ: Mapping[str, str], pid: int) -> str:
-    """Why this process cannot be replaced by another one, in one sentence, or ""."""
+def refusal(environ: Mapping[str, str], pid: int, first_parent: str) -> str:
+    """Why this process cannot be replaced by another one, in one sentence, or "".
+
+    ``first_parent`` is the name of process 1 where that has started this one, else "".
+    """
     if environ.get(KEPT):
         return f"the process is kept by {environ[KEPT]}, which would start a third one; restart it there"
-    if pid == 1:
+    if pid == 1 or first_parent in _CONTAINER_INITS:
         return "the container ends with its first process; replace the container, one beside the other"
+    if first_parent == "systemd" and environ.get("INVOCATION_ID") and not environ.get("NOTIFY_SOCKET"):
+        return "systemd would end the service with this process; give the unit Type=notify"
     return ""
+
+
+def _parent() -> str:
+    """The name of process 1 where it is our parent, else ""."""
+    if os.getppid() != 1:
+        return ""
+    try:
+        with open("/proc/1/comm", encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 async def succeeded(stop: asyncio.Event, listening: Listening) -> bool:

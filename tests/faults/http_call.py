@@ -55,9 +55,11 @@ class Kept:
     def take(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """A connection that looks open, if there is one."""
         idle = self._idle.get(address, [])
+        while idle and time.monotonic() - idle[0][2] > _KEPT:
+            idle.pop(0)[1].close()
         while idle:
-            reader, writer, since = idle.pop()
-            if not reader.at_eof() and not writer.is_closing() and time.monotonic() - since < _KEPT:
+            reader, writer, _ = idle.pop()
+            if not reader.at_eof() and not writer.is_closing():
                 return reader, writer
             writer.close()
         return None

@@ -83,11 +83,24 @@ async def test_one_that_ends_or_says_nothing_changes_nothing(
     assert not await replaced()
 
 
+SERVICE = {"INVOCATION_ID": "1"}
+
+
 @pytest.mark.parametrize(
-    ("environ", "pid", "why"), [({"LAYA_KEPT_BY": "laya up"}, 5, "laya up"), ({}, 1, "container"), ({}, 5, "")]
+    ("environ", "pid", "first", "why"),
+    [
+        ({"LAYA_KEPT_BY": "laya up"}, 5, "", "laya up"),
+        ({}, 1, "", "container"),
+        ({}, 5, "tini", "container"),
+        (SERVICE, 5, "systemd", "Type=notify"),
+        ({**SERVICE, "NOTIFY_SOCKET": "/run/n"}, 5, "systemd", ""),
+        (SERVICE, 5, "", ""),
+        ({}, 5, "systemd", ""),
+        ({}, 5, "", ""),
+    ],
 )
-def test_who_would_be_started_again_or_end_its_container_is_not_replaced(
-    environ: dict[str, str], pid: int, why: str
+def test_who_would_be_started_again_or_end_with_its_first_process_is_not_replaced(
+    environ: dict[str, str], pid: int, first: str, why: str
 ) -> None:
-    said = successor.refusal(environ, pid)
+    said = successor.refusal(environ, pid, first)
     assert why in said and bool(said) == bool(why)
