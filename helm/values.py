@@ -81,6 +81,7 @@ def schema() -> dict[str, Any]:
                 clients=items("Peers that may reach the public port; empty lets everybody."),
                 monitoring=items("Peers that may read metrics; empty lets the release's own namespace."),
             ),
+            loadtest=_loadtest(),
         ),
     }
 
@@ -204,4 +205,27 @@ def _metrics() -> Schema:
             labels=texts("Labels that the sidecar selects by."),
             annotations=texts("Annotations, for a folder."),
         ),
+    )
+
+
+def _loadtest() -> Schema:
+    return group(
+        "A load test by locust: a master with a web page, and workers.",
+        enabled=flag("Run it."),
+        image=image("The load test's image."),
+        workers=whole("Processes that make the load, and one more in each for gRPC.", 1, 1000),
+        host=text("URL to load; empty is this release's routers.", pattern=r"^$|^https?://[^\s/]+$"),
+        args=items("Options of locust and of ours for the master.", {"type": "string"}),
+        apiKeys=group(
+            "API keys of the load, in plain text, one a line.",
+            existingSecret=text("Secret that holds them; empty sends none."),
+            key=text("Key in that secret."),
+        ),
+        ca=group(
+            "Certificate that signed the routers', where they speak TLS.",
+            existingSecret=text("Secret that holds it; empty takes the usual authorities."),
+            key=text("Key in that secret."),
+        ),
+        resources=resources(),
+        **placement(),
     )

@@ -80,6 +80,11 @@ FEATURES: dict[str, dict[str, Any]] = {
         }
     },
     "network-policy": {"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]}},
+    "loadtest": {
+        "loadtest": {"enabled": True, "apiKeys": {"existingSecret": "load"}, "ca": {"existingSecret": "ca"}},
+        "tls": {"enabled": True, "existingSecret": "cert"},
+        "networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]},
+    },
     "placement": {
         "router": {
             "nodeSelector": {"a": "b"},
@@ -199,7 +204,7 @@ def check_grace(workload: Manifest) -> None:
     """A pod is killed only after preStop, the drain and the end of the engine."""
     spec = workload["spec"]["template"]["spec"]
     comment = {v["name"]: v for v in spec["volumes"]}
-    if "store" in workload["metadata"]["name"]:
+    if "store" in workload["metadata"]["name"] or "loadtest" in workload["metadata"]["name"]:
         return
     main = spec["containers"][0]
     wait = int(main["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -370,3 +375,19 @@ def test_what_is_configured_is_a_configuration(helm: Path, tmp_path: Path, featu
             file = tmp_path / "laya.yaml"
             file.write_text(m["data"]["laya.yaml"])
             load(file, environ={})
+
+
+def test_a_load_test_is_off_and_may_load_what_it_is_told_alone(helm: Path, tmp_path: Path) -> None:
+    assert not any("loadtest" in m["metadata"]["name"] for m in render(helm, tmp_path, SIM))
+    for more, host in (({}, "rel-laya-router.prod.svc.cluster.local"), ({"host": "http://10.0.0.9:8000"}, "10.0.0.9")):
+        load = {"enabled": True, "workers": 3, "apiKeys": {"existingSecret": "load"}, **more}
+        manifests = render(helm, tmp_path, SIM, {"loadtest": load})
+        for part, replicas in (("master", 1), ("worker", 3)):
+            spec = one(manifests, "Deployment", f"rel-laya-loadtest-{part}")["spec"]
+            [locust] = spec["template"]["spec"]["containers"]
+            env = {e["name"]: e["value"] for e in locust["env"]}
+            assert spec["replicas"] == replicas and env["LAYA_I_OWN_THIS_HOST"] == host
+            assert env["LOCUST_HOST"] == f"http://{host}:8000"
+            assert "--expect-workers" in locust["args"] or part == "worker"
+        ports = one(manifests, "Service", "rel-laya-loadtest-master")["spec"]["ports"]
+        assert [port["port"] for port in ports] == [5557]  # nobody in the cluster reaches the page

@@ -44,6 +44,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "same name twice": ({"models": [MODEL, MODEL]}, r"models\[1\].name: sim stands there twice"),
     "claims of a Deployment": (models(kind="Deployment", cache={"persistent": True}), "cannot have a claim each"),
     "KEDA without Prometheus": (models(autoscaling={"enabled": True}), "prometheusAddress"),
+    "a load without keys": ({"loadtest": {"enabled": True}}, "loadtest.apiKeys.existingSecret"),
+    "a load at no address": ({"loadtest": {"enabled": True, "host": "router:8000"}}, "loadtest.*host"),
     "a route to no gateway": ({"router": {"gateway": {"enabled": True}}}, "parentRefs"),
 }  # fmt: skip
 

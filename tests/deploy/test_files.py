@@ -16,7 +16,7 @@ import yaml
 from tests.support import tools
 from tests.support.processes import ROOT
 
-DOCKERFILES = ("router_node/Dockerfile", "inference_node/Dockerfile")
+DOCKERFILES = ("router_node/Dockerfile", "inference_node/Dockerfile", "loadtest/Dockerfile")
 UNITS = {"laya-router.service": 30, "laya-node@.service": 30}  # the drain of the configuration's default
 
 
@@ -93,17 +93,30 @@ def test_extras_ask_for_what_the_lists_pin() -> None:
                 assert wanted in pinned
 
 
-def test_compose_is_sound_and_open_to_this_machine_alone() -> None:
+def test_the_load_tests_packages_are_those_that_tests_run_with() -> None:
+    def pins(*names: str) -> set[str]:
+        lines = "\n".join((ROOT / "requirements" / f"{name}.txt").read_text() for name in names)
+        return {line for line in lines.splitlines() if "==" in line}
+
+    assert pins("load") <= pins("dev", "cpu") - pins("base")
+
+
+@pytest.mark.parametrize("more", [(), ("loadtest/compose.yaml",)], ids=["alone", "with a load"])
+def test_compose_is_sound_and_open_to_this_machine_alone(more: tuple[str, ...]) -> None:
     binary = tools.compose()
     if binary is None:
         pytest.skip(f"Compose is not installed; {tools.INSTALL}")
-    done = tools.run(binary, "-f", ROOT / "compose.yaml", "config", "--format", "json")
+    files = [part for file in ("compose.yaml", *more) for part in ("-f", str(ROOT / file))]
+    done = tools.run(binary, *files, "config", "--format", "json")
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
-    assert {"router", "node-1", "node-2", "store", "prometheus", "grafana"} <= set(services)
+    expected = {"router", "node-1", "node-2", "store", "prometheus", "grafana"}
+    assert (expected | {"load-master", "load-worker"} if more else expected) <= set(services)
     for name, service in services.items():
         assert not service["image"].endswith(":latest") and ":" in service["image"]
         assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", [])), name
+        context = service.get("build", {}).get("context", str(ROOT))
+        assert Path(context, service.get("build", {}).get("dockerfile", "")).exists()
         for volume in service.get("volumes", []):
             assert volume["type"] != "bind" or Path(volume["source"]).exists(), volume
 

@@ -271,7 +271,8 @@ async def test_a_host_that_vanishes_takes_no_service_with_it(swarm: Swarm) -> No
 
 def test_stack_files_are_sound() -> None:
     client = next((c for c in ("/usr/local/bin/docker", docker.cli()) if c and shutil.which(c)), "")
-    for files in ((STACK,), (STACK, GPU), (STACK, ROOT / "swarm" / "encrypted.yml")):
+    more = [()] + [(ROOT / "swarm" / name,) for name in ("gpu.yml", "encrypted.yml", "load.yml")]
+    for files in ((STACK, *one) for one in more):
         flags = [part for file in files for part in ("-c", str(file))]
         done = tools.run(client, "stack", "config", *flags, timeout=30)
         if "unknown shorthand flag" in done.stderr:

@@ -62,6 +62,10 @@
 {{- if and $r.enabled (gt (int $r.minReplicas) (int $r.maxReplicas)) -}}
 {{- fail "router.autoscaling: minReplicas is above maxReplicas" -}}
 {{- end -}}
+{{- $l := .Values.loadtest -}}
+{{- if and $l.enabled .Values.auth.existingSecret (not $l.host) (not $l.apiKeys.existingSecret) -}}
+{{- fail "loadtest.apiKeys.existingSecret: the routers want API keys and the load has none; make a secret of keys, one a line (docs/loadtest.md)" -}}
+{{- end -}}
 {{- if and .Values.router.gateway.enabled (not .Values.router.gateway.parentRefs) -}}
 {{- fail "router.gateway.parentRefs: names no Gateway" -}}
 {{- end -}}
