@@ -22,9 +22,9 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 MODULES: Final = (
     *(f"router_node/dispatch/{name}.py" for name in (
-        "buckets", "budget", "cost", "dispatcher", "errors", "explain", "generations", "kv", "learning", "outlier",
-        "picker", "pool", "prefix", "queue", "refusals", "registry", "reports", "reservations", "ring", "sent",
-        "sessions", "told", "types", "unseen", "waiting",
+        "affinity", "buckets", "budget", "cost", "dispatcher", "errors", "explain", "generations", "kv", "learning",
+        "outlier", "picker", "pool", "prefix", "queue", "refusals", "registry", "reports", "reservations", "ring",
+        "sent", "sessions", "told", "types", "unseen", "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
         "account", "core", "deadlines", "expiry", "faults", "fields", "front", "headers", "heads", "journal", "local",

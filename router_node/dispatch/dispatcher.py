@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Container
 
 from router_node.dispatch import errors, explain, learning, refusals, reports
+from router_node.dispatch.affinity import NO_KEYS, Keys, Pins
 from router_node.dispatch.outlier import Outliers
-from router_node.dispatch.picker import NO_KEYS, Keys, Picker, Pins
+from router_node.dispatch.picker import Picker
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.queue import Ticket
 from router_node.dispatch.registry import ModelInfo, Registry

@@ -6,7 +6,8 @@ import math
 from typing import NamedTuple
 
 from router_node.dispatch import cost
-from router_node.dispatch.picker import Keys, Picker
+from router_node.dispatch.affinity import Keys
+from router_node.dispatch.picker import Picker
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.types import Candidate, NodeState
 

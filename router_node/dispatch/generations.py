@@ -9,36 +9,41 @@ a use is one look-up.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+V = TypeVar("V")
+Key = Any
+"""An integer. Not said to be one, so that the compiled form passes it on as the object that it is."""
 
 
-class Generations:
-    """``int -> int``, at most ``limit`` live entries. ``young`` and ``old`` may be read by the owner's own loops."""
+class Generations(Generic[V]):
+    """Integers to values, at most ``limit`` live. ``young`` and ``old`` may be read by the owner's own loops."""
 
     __slots__ = ("_dropped", "_half", "old", "young")
 
     def __init__(self, limit: int) -> None:
         self._half = max(1, limit // 2)
-        self.young: dict[int, int] = {}
-        self.old: dict[int, int] = {}
-        self._dropped: dict[int, int] = {}
+        self.young: dict[Key, V] = {}
+        self.old: dict[Key, V] = {}
+        self._dropped: dict[Key, V] = {}
 
     def __len__(self) -> int:
         """Entries that can be found."""
         return len(self.young) + sum(key not in self.young for key in self.old)
 
-    def get(self, key: int) -> int | None:
+    def get(self, key: Key) -> V | None:
         """The value of a key, None for none."""
         found = self.young.get(key)
         return self.old.get(key) if found is None else found
 
-    def items(self) -> Iterator[tuple[int, int]]:
+    def items(self) -> Iterator[tuple[int, V]]:
         """Every entry, once."""
         yield from self.young.items()
         for key, value in self.old.items():
             if key not in self.young:
                 yield key, value
 
-    def put(self, key: int, value: int) -> None:
+    def put(self, key: Key, value: V) -> None:
         """Set a key; it is as young as can be."""
         self.young[key] = value
         if self._dropped:
@@ -46,17 +51,17 @@ class Generations:
         if len(self.young) >= self._half:
             self._turn()
 
-    def discard(self, key: int) -> None:
+    def discard(self, key: Key) -> None:
         """Forget a key."""
         self.young.pop(key, None)
         self.old.pop(key, None)
 
-    def settle(self, puts: int) -> None:
-        """Do what ``puts`` calls of ``put`` would have, for an owner that has set entries of ``young`` itself."""
+    def settle(self, more: int) -> None:
+        """Do what ``put`` would have, for an owner that has set entries of ``young`` itself, ``more`` of them new."""
         dropped = self._dropped
         if dropped:
             drop = dropped.popitem
-            for _ in range(min(puts, len(dropped))):
+            for _ in range(min(more, len(dropped))):
                 drop()
         if len(self.young) >= self._half:
             self._turn()

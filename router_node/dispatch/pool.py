@@ -16,7 +16,16 @@ from router_node.dispatch.prefix import BLOCK_BYTES, MAX_BLOCKS
 from router_node.dispatch.queue import Ticket, WaitQueue
 from router_node.dispatch.ring import HashRing
 from router_node.dispatch.settings import DispatchSettings
-from router_node.dispatch.types import UNLIMITED, Ask, NodeSpec, NodeState
+from router_node.dispatch.types import (
+    SESSION,
+    SESSION_NEXT,
+    SESSION_RING,
+    SESSION_RING_NEXT,
+    UNLIMITED,
+    Ask,
+    NodeSpec,
+    NodeState,
+)
 from router_node.dispatch.unseen import Unseen
 
 _RATIO_GAIN: Final = 0.05
@@ -37,9 +46,14 @@ class Learned:
         """Tokens in one block of prompt bytes."""
         self.prompt_tokens = 256.0
         """Length of a prompt, for requests that say nothing of theirs."""
-        self.session_shares = [0.5] * _LENGTHS
-        """Share of a prompt found cached where the ring alone says that a session lives, by the prompt's length in
-        powers of two: a long prompt is a later turn, more of which is there."""
+        self.session_shares = {
+            SESSION: [0.5] * _LENGTHS,
+            SESSION_RING: [0.3] * _LENGTHS,
+            SESSION_NEXT: [0.2] * _LENGTHS,
+            SESSION_RING_NEXT: [0.1] * _LENGTHS,
+        }
+        """Share of a prompt found cached where the ring alone says that a session may live, by why it does, and by the
+        prompt's length in powers of two: a long prompt is a later turn, more of which is there."""
         self.ring_share = 0.0
         """The same for a prefix that this router has no record of."""
         self.rest_share = 0.5
@@ -69,15 +83,16 @@ class Learned:
         """A prompt had so many tokens."""
         self.prompt_tokens += (prompt_tokens - self.prompt_tokens) * _RATIO_GAIN
 
-    def session_share(self, prompt_tokens: int) -> float:
-        """Share of a prompt of that length that is likely there."""
-        return self.session_shares[_length_class(prompt_tokens)]
+    def session_share(self, prompt_tokens: int, reason: str = SESSION) -> float:
+        """Share of a prompt of that length that is likely where the ring says so for ``reason``."""
+        return self.session_shares[reason][_length_class(prompt_tokens)]
 
     def guess(self, reason: str, share: float, prompt_tokens: int) -> None:
         """So much of a prompt was cached on the node that the ring named for ``reason``."""
-        if reason == "session":
+        shares = self.session_shares.get(reason)
+        if shares is not None:
             at = _length_class(prompt_tokens)
-            self.session_shares[at] += (share - self.session_shares[at]) * _RATIO_GAIN
+            shares[at] += (share - shares[at]) * _RATIO_GAIN
         else:
             self.ring_share += (share - self.ring_share) * _RATIO_GAIN
 

@@ -6,7 +6,6 @@ import heapq
 from typing import Final, NamedTuple
 
 from router_node.dispatch.pool import Pool
-from router_node.dispatch.prefix import bit_of
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import NodeSpec, NodeState
 
@@ -76,7 +75,6 @@ class Registry:
                 self.slots.append(node)
             else:
                 self.slots[node.slot] = node
-            node.bit = bit_of(node.slot)
             self.nodes[node_id] = node
             self.renew(node)
         self._join(node, now)

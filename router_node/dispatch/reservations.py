@@ -76,7 +76,7 @@ class Reservation:
 
     @property
     def reason(self) -> str:
-        """Why this node was a candidate: "session", "prefix", "ring" or "headroom"."""
+        """Why this node was a candidate: one of those in ``types``, "session" to "headroom"."""
         return self._why[2]
 
     @property

@@ -138,7 +138,6 @@ class NodeState:
         "awaiting_full",
         "backlog",
         "bad_reports",
-        "bit",
         "block",
         "boot_id",
         "cap_until",
@@ -199,8 +198,6 @@ class NodeState:
         self.pool: Pool | None = None
         self.slot = slot
         """Dense small number, unique among the nodes known now."""
-        self.bit = 0
-        """The slot's bit in the prefix map."""
         self.incarnation = incarnation
         """Never used twice: what a session's record points at, so that a restarted node's cache is not looked for."""
 
@@ -296,6 +293,16 @@ class NodeState:
         """``tokens`` in whole blocks of this node, in tokens."""
         return tokens + -tokens % self.block
 
+
+SESSION: Final = "session"
+SESSION_RING: Final = "session-ring"
+"""A session's first node on the ring, where it is on record elsewhere."""
+SESSION_NEXT: Final = "session-next"
+SESSION_RING_NEXT: Final = "session-ring-next"
+"""A session's second node on the ring, where it is on no record and where it is on record elsewhere."""
+PREFIX: Final = "prefix"
+RING: Final = "ring"
+HEADROOM: Final = "headroom"
 
 Candidate = tuple[NodeState, int, str, bool]
 """A node that was looked at; prompt tokens its cache should hold; why it was looked at; and whether only the ring, and

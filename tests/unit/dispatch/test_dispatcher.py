@@ -163,10 +163,10 @@ def test_observed_nonsense_teaches_nothing() -> None:
     node = bed.node("a")
     reservation = bed.reserve(session=b"s", prompt_bytes=100)
     learned = bed.dispatcher.resolve(MODEL)[0].learned
-    before = (learned.bytes_per_token, tuple(learned.session_shares), node.trust)
+    before = (learned.bytes_per_token, repr(learned.session_shares), node.trust)
     for prompt, cached in ((0, 0), (-5, 0), (10, 11), (10, -1)):
         bed.dispatcher.observe(reservation, prompt, cached)
-    assert before == (learned.bytes_per_token, tuple(learned.session_shares), node.trust)
+    assert before == (learned.bytes_per_token, repr(learned.session_shares), node.trust)
     bed.dispatcher.remove_node("a")
     bed.dispatcher.observe(reservation, 10, 5)
 

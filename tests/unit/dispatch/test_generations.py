@@ -12,7 +12,7 @@ from router_node.dispatch.generations import Generations
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 60), st.integers()), max_size=400))
 def test_never_more_than_the_limit_and_never_a_wrong_value(limit: int, puts: list[tuple[int, int]]) -> None:
-    memory = Generations(limit)
+    memory: Generations[int] = Generations(limit)
     truth: dict[int, int] = {}
     for key, value in puts:
         memory.put(key, value)
@@ -25,7 +25,7 @@ def test_never_more_than_the_limit_and_never_a_wrong_value(limit: int, puts: lis
 
 @given(st.integers(4, 60))
 def test_the_most_recent_half_of_the_limit_is_remembered(limit: int) -> None:
-    memory = Generations(limit)
+    memory: Generations[int] = Generations(limit)
     for key in range(10 * limit):
         memory.put(key, key)
         for recent in range(max(0, key - limit // 2 + 1), key + 1):
@@ -33,7 +33,7 @@ def test_the_most_recent_half_of_the_limit_is_remembered(limit: int) -> None:
 
 
 def test_what_is_used_again_survives_any_number_of_turnovers() -> None:
-    memory = Generations(64)
+    memory: Generations[int] = Generations(64)
     for i in range(10_000):
         memory.put(-1, i)
         memory.put(i, i)
@@ -41,7 +41,7 @@ def test_what_is_used_again_survives_any_number_of_turnovers() -> None:
 
 
 def test_discard_forgets_in_both_generations() -> None:
-    memory = Generations(8)
+    memory: Generations[int] = Generations(8)
     for key in range(5):
         memory.put(key, key)
     memory.put(0, 9)
@@ -51,7 +51,7 @@ def test_discard_forgets_in_both_generations() -> None:
 
 
 def test_settle_after_direct_puts_keeps_the_bound() -> None:
-    memory = Generations(16)
+    memory: Generations[int] = Generations(16)
     for start in range(0, 600, 6):
         for key in range(start, start + 6):
             memory.young[key] = key
@@ -63,7 +63,7 @@ def test_settle_after_direct_puts_keeps_the_bound() -> None:
 def test_forgetting_costs_no_storm() -> None:
     """A put at ten times the limit costs no more than twice one that forgets nothing, at the 99th percentile."""
 
-    def p99(memory: Generations, first: int) -> float:
+    def p99(memory: Generations[int], first: int) -> float:
         took = []
         for key in range(first, first + 20_000):
             start = time.perf_counter_ns()
@@ -73,7 +73,7 @@ def test_forgetting_costs_no_storm() -> None:
         return float(took[len(took) * 99 // 100])
 
     limit = 10_000
-    full = Generations(limit)
+    full: Generations[int] = Generations(limit)
     for key in range(10 * limit):
         full.put(key * 7919 + 1, key)
     ratios = [p99(full, (10 + 2 * i) * limit) / max(150.0, p99(Generations(1 << 20), 0)) for i in range(5)]
