@@ -8,7 +8,8 @@ answer is a constant. It says ``engine: canned`` wherever it answers and is for 
     python -m loadtest.fake_node --count 1000 --report-every 1
 
 With ``--pace`` each message of a stream carries the time it was sent at (loadtest/canned.py). ``--count`` serves so
-many nodes, each on a port of its own, from one process.
+many nodes, each on a port of its own, from one process. ``--journal`` grants routers that ask for it that streams go
+on elsewhere, with token ids beside the tunnel's events; it does not go on with any itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ BLOCK = 16
 _HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 _UNIMPLEMENTED: Headers = [*_HEAD, (b"grpc-status", b"12")]
 _WATCH = b"/laya.v1.Node/Watch"
+_GRANTED: Headers = [*_HEAD, (names.JOURNAL, b"1")]
 _OK: Headers = [(b"grpc-status", b"0")]
 _REPORT_EVERY = 0.05  # seconds; a real node's fastest
 
@@ -59,7 +61,8 @@ def _token(text: str) -> bytes:
 class Canned:
     """The answers, framed once. ``messages`` is the length of a stream."""
 
-    def __init__(self, model: str, messages: int) -> None:
+    def __init__(self, model: str, messages: int, journal: bool = False) -> None:
+        ids = [7] if journal else []
         whole = inference_pb2.CompleteResponse(
             model=model,
             engine="canned",
@@ -71,18 +74,22 @@ class Canned:
         self.messages = messages
         self.http = _head("application/json") + _openai(openai_pb2.HttpResponse(body=chat_body(model)))
         self.sse_head = _head("text/event-stream")
-        self.sse_token = _openai(openai_pb2.HttpResponse(body=sse_event(model, "canned ")))
-        self.sse_stamped = Stamped(_openai(openai_pb2.HttpResponse(body=sse_event(model, Stamped.TEXT))))
+        self.sse_token = _openai(openai_pb2.HttpResponse(body=sse_event(model, "canned "), token_ids=ids))
+        stamped = openai_pb2.HttpResponse(body=sse_event(model, Stamped.TEXT), token_ids=ids)
+        self.sse_stamped = Stamped(_openai(stamped))
         self.sse_end = _openai(openai_pb2.HttpResponse(body=DONE))
 
 
 class FakeNode:
     """One canned node; ``accept`` serves it."""
 
-    def __init__(self, node_id: str, model: str, messages: int, pace: float, report_every: float) -> None:
+    def __init__(
+        self, node_id: str, model: str, messages: int, pace: float, report_every: float, journal: bool = False
+    ) -> None:
         self.node_id = node_id
         self.boot = boot_id()
-        self.canned = Canned(model, messages)
+        self.canned = Canned(model, messages, journal)
+        self.journal = journal
         self.pace = pace  # seconds between the messages of a stream; 0 sends them at once
         self.report_every = report_every
         self.running = 0
@@ -103,7 +110,8 @@ class FakeNode:
                 return Watch(self, stream)
             stream.respond(_UNIMPLEMENTED, True)  # a health watch: it has no such service
             return None
-        call = Call(self, stream, method)
+        journal = self.journal and (names.JOURNAL, b"1") in headers
+        call = Call(self, stream, method, _GRANTED if journal else _HEAD)
         if dispatch:
             self._count(dispatch.decode("ascii", "replace"))
         if end:
@@ -136,10 +144,11 @@ class FakeNode:
 class Call(ServerSink):
     """One call; answered once the request is whole."""
 
-    __slots__ = ("_body", "_closed", "_left", "_method", "_node", "_stream", "_timer")
+    __slots__ = ("_body", "_closed", "_head", "_left", "_method", "_node", "_stream", "_timer")
 
-    def __init__(self, node: FakeNode, stream: ServerStream, method: bytes) -> None:
+    def __init__(self, node: FakeNode, stream: ServerStream, method: bytes, head: Headers) -> None:
         self._node = node
+        self._head = head
         self._stream = stream
         self._method = method
         self._body = b""
@@ -163,7 +172,7 @@ class Call(ServerSink):
     def answer(self) -> None:
         """Send the constant of this method."""
         method, stream, canned = self._method, self._stream, self._node.canned
-        stream.respond(_HEAD)
+        stream.respond(self._head)
         if method == b"Describe":
             stream.send(self._node.describe())
         elif method in (b"Generate", b"Chat"):
@@ -304,7 +313,7 @@ async def serve(args: argparse.Namespace) -> None:
     servers, addresses = [], []
     for i in range(args.count):
         name = args.node_id if args.count == 1 else f"{args.node_id}-{i}"
-        node = FakeNode(name, args.model, args.messages, args.pace, args.report_every)
+        node = FakeNode(name, args.model, args.messages, args.pace, args.report_every, args.journal)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", args.port))
@@ -349,6 +358,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.0, help="seconds between the messages of a stream")
     parser.add_argument("--count", type=int, default=1, help="nodes that this process serves")
     parser.add_argument("--report-every", type=float, default=_REPORT_EVERY, help="seconds between reports")
+    parser.add_argument("--journal", action="store_true", help="say that streams can go on elsewhere")
     parser.add_argument("--redis", default="")
     parser.add_argument("--cluster", default="laya")
     parser.add_argument("--ready-fd", type=int, default=-1)

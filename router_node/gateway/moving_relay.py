@@ -190,7 +190,6 @@ class MovingRelay(HttpRelay):
         if trip is not None:
             if trip.moving:
                 trip.arrived()
-                account.answered()
                 self._await_answer()
             trip.progress()
 

@@ -142,7 +142,8 @@ class MovingStream(RelayStream):
         """Whole messages go on untouched; what is not whole waits."""
         journal = self._journal
         if journal is None:
-            self._flowing += len(data)
+            if self._trip is not None:
+                self._flowing += len(data)
             super().on_response_data(data, end)
             return
         out = journal.feed(data)
@@ -173,12 +174,14 @@ class MovingStream(RelayStream):
         if trip is not None:
             if trip.moving:
                 trip.arrived()
-                self._account.answered()
                 self._await_answer()
             trip.progress()
 
     def on_sent(self, n: int) -> None:
         """Bytes left for the client: their node may send as many more, unless that was said before."""
+        if self._trip is None:
+            super().on_sent(n)
+            return
         self._flowing -= n
         ahead = self._ahead
         if ahead:

@@ -117,6 +117,16 @@ def test_peers_that_are_missing_are_named_with_what_to_do(tmp_path: Path) -> Non
 
 
 def test_a_canned_node_registers_and_reports_like_a_real_one(valkey: Valkey) -> None:
+def test_the_migration_benchmark_compares_three_routers_and_their_memory() -> None:
+    args = ["--seconds", "0.2", "--rounds", "1", "--streams", "8", "--held", "32"]
+    streams, memory = tables("loadtest/bench_migration.py", *args).values()
+    targets = ["off", "on, not granted", "on"]
+    assert [row["target"] for row in streams] == targets * 2
+    assert all(row["cpu_us_per_message"] > 0 and not row["errors"] for row in streams)
+    assert [row["target"] for row in memory] == targets
+    assert [row["set_aside_kib_per_stream"] > 0 for row in memory] == [False, False, True]
+
+
     from loadtest.rig import Rig
 
     env = {"LAYA_SERVER__REDIS": valkey.url}

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from router_node.relay.settings import MigrationSettings
 from router_node.tracing import Tracer
 from shared import headers as names
 from shared.errors import unavailable
+from shared.net.grpc_wire import frame
+from shared.pb.laya.v1 import inference_pb2 as pb
 from shared.tracing.context import Sampler, parse
 from shared.tracing.span import CLIENT, SERVER, Span
 from tests.support.fake_streams import FakeServerStream
@@ -52,6 +55,27 @@ def headers(path: bytes = GENERATE, *extra: tuple[bytes, bytes]) -> list[tuple[b
 
 def call(rig: Rig, *extra: tuple[bytes, bytes]) -> FakeServerStream:
     return FakeServerStream().call(rig.front.accept, headers(GENERATE, *extra), b"message")
+
+
+async def test_a_stream_that_goes_on_elsewhere_has_it_among_its_events() -> None:
+    rig = Rig(2, migration=MigrationSettings())
+    kept = traced(rig)
+    request = pb.GenerateRequest(model=MODEL, text="hi").SerializeToString()
+    client = FakeServerStream().call(rig.front.accept, headers(GENERATE), request)
+    first, token = rig.used, frame(pb.GenerateResponse(token_ids=[1], text="a").SerializeToString())
+    first.last.begin((names.JOURNAL, b"1"))
+    first.last.sink.on_response_data(token, False)
+    first.last.lose()
+    second = rig.other(first)
+    second.last.begin((names.JOURNAL, b"1"))
+    second.last.sink.on_response_data(token, False)
+    second.last.finish()
+    client.settle()
+    (event,) = [event for event in named(kept)[f"text_completion {MODEL}"].events if event.name == "migrated"]
+    assert {event.attributes["laya.from"], event.attributes["laya.to"]} == {"n0", "n1"}
+    assert event.attributes["laya.stall_ms"] >= 0
+    assert sum(span.name == "relay" for span in kept.spans) == 2
+    rig.assert_idle()
 
 
 def named(kept: Kept) -> dict[str, Span]:
