@@ -15,7 +15,7 @@ HOURS ?= 12
 
 VENV := .venv
 BIN := $(VENV)/bin
-ACCEL := $(if $(filter setup compile up test lint bench bench-hop bench-http bench-node proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
+ACCEL := $(if $(filter setup compile up test lint bench bench-hop bench-http bench-node perf proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
 RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/compile.txt requirements/ngh2.txt
 DEV_LISTS := requirements/dev.txt
 DEPLOY_LISTS := requirements/deploy.txt
@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-
 CODE := $(wildcard router_node inference_node shared loadtest)
 TIERS := $(wildcard tests/unit tests/integration tests/faults tests/e2e tests/deploy)
 
-.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node bench-peers bench-vllm faults soak \
+.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node bench-peers bench-vllm perf faults soak \
 	soak-faults clean
 
 help: ## Show this list
@@ -84,6 +84,9 @@ bench-peers: setup ## Measure peers and Laya before the same simulated nodes, wi
 
 bench-vllm: setup ## Measure real vLLM through the router and directly, within six minutes
 	@$(BIN)/python -m loadtest.bench_vllm $(ARGS)
+
+perf: setup ## Compare the router's hot path with BASE=revision in CPU instructions; ARGS=--self-test tests the test
+	@$(BIN)/python -m loadtest.perf $(if $(BASE),--base $(BASE)) $(ARGS)
 
 faults: dev ## Break a cluster in every way for ten minutes, as root; ARGS='--seed N --only NAME'
 	@$(BIN)/python -m tests.faults --seconds 600 $(ARGS)

@@ -87,6 +87,7 @@ class Node(ClientOwner):
         self.engine = Connection(Role.SERVER, _RAW)
         self.engine.initiate_connection({Setting.MAX_CONCURRENT_STREAMS: 4096, Setting.INITIAL_WINDOW_SIZE: 1 << 20})
         self.engine.set_local_window_size(1 << 30)
+        self.reply = _ANSWER
 
     def on_ready(self, conn: H2ClientProtocol) -> None:
         """Nothing waits for it."""
@@ -110,7 +111,7 @@ class Node(ClientOwner):
         for event in engine.events():
             if isinstance(event, RequestReceived | DataReceived) and event.end_stream:
                 engine.send_response(event.stream_id, _HEAD)
-                engine.send_data(event.stream_id, _ANSWER)
+                engine.send_data(event.stream_id, self.reply)
                 engine.send_trailers(event.stream_id, _OK)
         return engine.data_to_send()
 
@@ -123,7 +124,7 @@ class Bench:
         expiry = Expiry(loop)
         dispatcher = Dispatcher("w0", DispatchSettings(), loop.time, rng=random.Random(1), wake=expiry.wake)
         expiry.bind(dispatcher)
-        core = RelayCore(
+        self.core = core = RelayCore(
             dispatcher=dispatcher,
             authorizer=Authorizer(None),
             table=RouteTable(dispatcher),
@@ -132,8 +133,8 @@ class Bench:
             settings=RelaySettings(),
             loop=loop,
         )
-        flusher = Flusher(loop)
-        settings = NetSettings()
+        self.flusher = flusher = Flusher(loop)
+        self.settings = settings = NetSettings()
         self.node = Node(settings, flusher)
         node = dispatcher.add_node("n0", "127.0.0.1:1", NodeSpec(MODEL, max_seq_len=65536, kv_capacity_tokens=1 << 30))
         node.upstream = self.node

@@ -45,6 +45,14 @@ def test_the_router_benchmark_prints_its_rows() -> None:
     assert sum(row["mean_us"] for row in split.values()) < 2000 * rows["laya"]["mean_ms"]
 
 
+def test_the_regression_guard_passes_the_same_code_and_catches_a_loop() -> None:
+    asked = ["--self-test", "--by", "cpu", "--plain", "--only", "grpc", "--rounds", "3", "--json"]
+    done = run("-m", "loadtest.perf", *asked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    same, slower = (json.loads(line) for line in done.stdout.splitlines())
+    assert not same["cases"][0]["worse"] and slower["cases"][0]["worse"]
+
+
 def tables(*argv: str, timeout: float = 60.0) -> dict[str, list[dict[str, Any]]]:
     """The rows of a benchmark by table, after a check that it ran without an error."""
     done = run(*argv, "--rounds", "1", "--json", timeout=timeout)

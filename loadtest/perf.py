@@ -1,0 +1,306 @@
+"""Whether the router's hot path has become dearer than it was at a base revision: ``make perf [BASE=revision]``.
+
+    python -m loadtest.perf [--base REV] [--by auto|instructions|cpu] [--only grpc,http] [--self-test] [--json]
+
+The working tree, as it is, is compared with BASE (HEAD where there are changes that are not committed, else the commit
+before). The cases are those of ``loadtest/perf_cases.py``: calls and messages through the router's own code in memory,
+no sockets. With valgrind they are counted in CPU instructions, which no neighbour on the machine can change (two runs
+of the same code differ by less than 0.1 %): a case fails beyond 1 %. Without it both revisions take turns and CPU time
+decides: a case fails where the median of the rounds' ratios and the ratio of the fastest rounds are both beyond 10 %.
+Both sides run in the same form: compiled where the working tree's extensions are there and BASE can be compiled too (a
+minute or two, once; kept in the user's cache folder), else plain Python.
+
+``--self-test`` compares the working tree with itself, once as it is and once with a loop added to each request, and
+fails unless the first passes and the second is caught. Exit code: 0 within the band, 1 beyond it, 2 when nothing could
+be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BANDS: Final = {"instructions": 0.01, "cpu": 0.10}
+# Units of one measurement: enough to drown what varies, few enough for callgrind.
+UNITS: Final = {"grpc": 160, "scan": 160, "stream": 1024, "http": 160, "dispatch": 1000}
+TIMES: Final = 10  # so many more where time is measured, since it costs a hundredth
+REPEATS: Final = 2  # measurements by instructions; the least counts
+# Turns of the loop of the self-test, once for each request: a few times the band.
+BURN: Final = {"instructions": 100, "cpu": 2000}
+BURNT: Final = ("grpc", "scan", "http")  # cases whose unit is a request
+COMPILE_LIMIT: Final = 240.0
+ANSWER_LIMIT: Final = 180.0
+
+
+class PerfError(Exception):
+    """Nothing can be compared: one sentence."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One case. ``ratio`` is new to base; ``worse`` says that it is beyond the band."""
+
+    case: str
+    base: float
+    new: float
+    ratio: float
+    worse: bool
+    note: str = ""
+
+
+def judge(case: str, by: str, pairs: list[tuple[float, float]]) -> Verdict:
+    """A verdict on (base, new) measurements that belong together."""
+    band = BANDS[by]
+    if by == "instructions":
+        base, new = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+        ratio = new / base
+        return Verdict(case, base, new, ratio, ratio > 1 + band)
+    ratios = [new / base for base, new in pairs]
+    ratio = statistics.median(ratios)
+    base, new = (min(side) for side in zip(*pairs, strict=True))  # noise only ever adds
+    return Verdict(case, base, new, ratio, min(ratio, new / base) > 1 + band, f"{len(ratios)} rounds")
+
+
+class Side:
+    """One revision, in a process of its own that measures cases on demand."""
+
+    def __init__(self, tree: Path, by: str, folder: Path, name: str, plain: bool, burn: int = 0) -> None:
+        out = folder / f"callgrind-{name}"
+        argv = [sys.executable, str(ROOT / "loadtest" / "perf_cases.py"), str(tree), "--by", by, "--out", str(out)]
+        if by == "instructions":
+            counted = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
+            argv = [*counted, f"--log-file={folder / name}.log", *argv]
+        if burn:
+            argv += ["--burn", str(burn)]
+        env = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        env["LAYA_PLAIN"] = "1" if plain else ""
+        self._errors = (folder / f"{name}.err").open("w+")
+        self._proc = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=folder, env=env
+        )
+
+    def measure(self, case: str, units: int) -> float:
+        """What a unit costs. Raises PerfError where this revision cannot run the case."""
+        asked, told = self._pipes()
+        with contextlib.suppress(BrokenPipeError):
+            asked.write(json.dumps({"case": case, "units": units}) + "\n")
+            asked.flush()
+        line = told.readline()
+        if not line:
+            self._errors.seek(0)
+            raise PerfError(f"the process that measures ended: {self._errors.read()[-600:].strip()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PerfError(answer["error"])
+        return float(answer["value"])
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        asked, told = self._proc.stdin, self._proc.stdout
+        if asked is None or told is None:
+            raise PerfError("the process that measures has no pipes")
+        return asked, told
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(OSError):
+            self._pipes()[0].close()
+        try:
+            self._proc.wait(20)
+        except subprocess.TimeoutExpired:
+            self._proc.kill()
+            self._proc.wait(10)
+        self._errors.close()
+
+
+def compare(base: Side, new: Side, by: str, cases: list[str], rounds: int) -> list[Verdict]:
+    """Verdicts on all cases; one that a revision cannot run has a note and is not worse."""
+    out: list[Verdict] = []
+    with ThreadPoolExecutor(2) as pool:
+        for case in cases:
+            try:
+                out.append(judge(case, by, _pairs(base, new, by, case, rounds, pool)))
+            except PerfError as error:
+                out.append(Verdict(case, 0.0, 0.0, float("nan"), False, f"not compared: {error}"))
+    return out
+
+
+def _pairs(
+    base: Side, new: Side, by: str, case: str, rounds: int, pool: ThreadPoolExecutor
+) -> list[tuple[float, float]]:
+    units = UNITS[case]
+    if by == "instructions":  # at the same time: neither can change what the other counts
+        return [
+            (one.result(ANSWER_LIMIT), other.result(ANSWER_LIMIT))
+            for one, other in (
+                (pool.submit(base.measure, case, units), pool.submit(new.measure, case, units)) for _ in range(REPEATS)
+            )
+        ]
+    pairs = []
+    for i in range(rounds):  # in turns, each first as often as the other
+        if i % 2:
+            after = new.measure(case, units * TIMES)
+            pairs.append((base.measure(case, units * TIMES), after))
+        else:
+            before = base.measure(case, units * TIMES)
+            pairs.append((before, new.measure(case, units * TIMES)))
+    return pairs
+
+
+def git(*args: str) -> str:
+    """What git says. Raises PerfError."""
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PerfError(f"git {args[0]}: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+def default_base() -> str:
+    """HEAD where the product differs from it, else the commit before."""
+    return "HEAD" if git("status", "--porcelain", "--", "router_node", "shared") else "HEAD~1"
+
+
+def extract(revision: str, into: Path) -> Path:
+    """The files of a revision, in a folder. Raises PerfError."""
+    commit = git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    tree = into / "base"
+    tree.mkdir()
+    archive = into / "base.tar"
+    git("archive", "--format=tar", f"--output={archive}", commit)
+    shutil.unpack_archive(archive, tree, filter="data")
+    return tree
+
+
+def is_compiled(tree: Path) -> bool:
+    """Whether a process that imports from this tree takes the hot path from extensions."""
+    probe = "import sys; from shared.compiled import compiled; sys.exit(not compiled())"
+    env = {**os.environ, "LAYA_PLAIN": ""}
+    return subprocess.run([sys.executable, "-c", probe], cwd=tree, env=env, check=False).returncode == 0
+
+
+def compile_base(tree: Path) -> bool:
+    """Have the tree's extensions beside its sources, from the cache or made now; False when that does not work."""
+    digest = subprocess.run(
+        [sys.executable, "-c", "from shared.compiled import digest; print(digest())"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    if not digest:
+        return False
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kept = home / "laya" / "perf" / f"{digest}-{sys.implementation.cache_tag}"
+    if kept.is_dir():
+        shutil.copytree(kept, tree, dirs_exist_ok=True)
+        return is_compiled(tree)
+    print("perf: compiling the base revision, once (a minute or two)", file=sys.stderr)
+    try:
+        subprocess.run(
+            [sys.executable, "setup.py", "compile"], cwd=tree, timeout=COMPILE_LIMIT, capture_output=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    if not is_compiled(tree):
+        return False
+    part = kept.with_name(f"{kept.name}.{os.getpid()}")
+    for file in tree.rglob("*.so"):
+        there = part / file.relative_to(tree)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, there)
+    with contextlib.suppress(OSError):
+        part.rename(kept)
+    return True
+
+
+def counter(asked: str) -> str:
+    """How to measure. Raises PerfError where valgrind is asked for and not there."""
+    there = all(shutil.which(name) for name in ("valgrind", "vgdb"))
+    if asked == "instructions" and not there:
+        raise PerfError("valgrind is not installed: install it, or use --by cpu")
+    return asked if asked != "auto" else "instructions" if there else "cpu"
+
+
+def show(verdicts: list[Verdict], by: str, base: str, form: str) -> None:
+    """The table and what it comes to."""
+    unit = "instructions" if by == "instructions" else "ns of CPU"
+    print(f"working tree against {base}, {form}, {unit} a unit; noise band {BANDS[by]:.0%}")
+    print(f"{'case':<10}{'base':>12}{'new':>12}{'change':>9}")
+    for one in verdicts:
+        if one.base:
+            said = f"{'WORSE ' if one.worse else ''}{one.note}"
+            print(f"{one.case:<10}{one.base:>12,.0f}{one.new:>12,.0f}{one.ratio - 1:>+9.2%}  {said}".rstrip())
+        else:
+            print(f"{one.case:<10}{one.note}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The comparison; the exit code. Raises PerfError."""
+    by = counter(args.by)
+    began = time.monotonic()
+    cases = args.only.split(",") if args.only else list(UNITS)
+    if not set(cases) <= set(UNITS):
+        raise PerfError(f"--only takes {', '.join(UNITS)}")
+    with tempfile.TemporaryDirectory(prefix="laya-perf-") as name:
+        folder = Path(name)
+        base = args.base or default_base()
+        tree = ROOT if args.self_test else extract(base, folder)
+        plain = args.plain or not is_compiled(ROOT) or not (args.self_test or compile_base(tree))
+        form = "plain Python" if plain else "compiled"
+        tries = [("itself", 0), ("itself with a loop in each request", BURN[by])] if args.self_test else [(base, 0)]
+        failed = False
+        for i, (what, burn) in enumerate(tries):
+            sides = [Side(tree, by, folder, f"base{i}", plain), Side(ROOT, by, folder, f"new{i}", plain, burn)]
+            try:
+                verdicts = compare(sides[0], sides[1], by, cases, args.rounds)
+            finally:
+                for side in sides:
+                    side.close()
+            if args.json:
+                print(json.dumps({"base": what, "by": by, "form": form, "cases": [asdict(one) for one in verdicts]}))
+            else:
+                show(verdicts, by, what, form)
+            if not any(one.base for one in verdicts):
+                raise PerfError("no case could be compared")
+            worse = [one.case for one in verdicts if one.worse]
+            if args.self_test:
+                missed = [one.case for one in verdicts if burn and not one.worse and one.case in BURNT]
+                failed = failed or bool(missed) or (not burn and bool(worse))
+                continue
+            failed = bool(worse)
+    print(f"perf: {'beyond' if failed else 'within'} the band after {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return int(failed)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="", help="revision to compare with")
+    parser.add_argument("--by", choices=("auto", "instructions", "cpu"), default="auto")
+    parser.add_argument("--only", default="", metavar="CASES", help=f"of {', '.join(UNITS)}")
+    parser.add_argument("--rounds", type=int, default=12, help="where time is compared")
+    parser.add_argument("--plain", action="store_true", help="plain Python on both sides")
+    parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    try:
+        sys.exit(run(args))
+    except PerfError as error:
+        print(f"perf: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

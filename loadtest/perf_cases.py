@@ -1,0 +1,294 @@
+"""What ``make perf`` measures, in a process of its own for each revision: the router's hot path, in memory.
+
+    python perf_cases.py TREE --by instructions|cpu
+
+The product is imported from TREE, the load from beside this file, so that both revisions do the same work. Lines of
+JSON come in (``{"case": "grpc", "units": 400}``), one goes out for each: what a unit cost, in CPU instructions (counted
+by callgrind, below which this process must run then) or in nanoseconds of CPU, or ``{"error": ...}``.
+
+=========  =====================================================================================
+case       a unit
+=========  =====================================================================================
+grpc       a unary call with routing metadata, eight at a time
+scan       the same without: the router reads the message
+stream     a message of eight streams that run at once, their calls' own cost shared out
+http       an OpenAI request over HTTP/1.1 with a JSON answer, eight connections
+dispatch   a decision over 16 nodes, with a session
+=========  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from loadtest.bench_relay import Bench
+
+CASES: Final = ("grpc", "scan", "stream", "http", "dispatch")
+IN_FLIGHT: Final = 8
+MESSAGES: Final = 32  # of each stream
+_HERE: Final = Path(__file__).resolve().parent
+WARM: Final = 64  # units before the first that counts
+_TOTAL: Final = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
+Run = Callable[[int], Awaitable[None]]
+
+
+def use(tree: Path) -> None:
+    """Take the product from ``tree``, and the load tools from here."""
+    sys.path[:] = [str(tree), *(p for p in sys.path if p and Path(p).resolve() != _HERE)]
+    package = types.ModuleType("loadtest")
+    package.__path__ = [str(_HERE)]
+    sys.modules["loadtest"] = package
+    import shared
+
+    found = Path(shared.__file__ or "").resolve()
+    if not found.is_relative_to(tree):
+        raise SystemExit(f"{found} is not of {tree}")
+
+
+def grpc_calls(metadata: bool) -> Run:
+    """Unary calls in lock-step."""
+    from loadtest.bench_relay import Bench
+
+    bench = Bench(metadata)
+
+    async def run(units: int) -> None:
+        bench.round(units, IN_FLIGHT)
+
+    return run
+
+
+def streams() -> Run:
+    """Streams whose messages come one by one."""
+    from ngh2 import RequestReceived
+
+    from loadtest.bench_relay import _HEAD, _OK, Bench
+
+    bench = Bench(True)
+    headers, body = bench._ask._to_generate, bench._ask._stream
+    message = b"\0\0\0\0\x14" + b"m" * 20
+
+    def to_client() -> None:
+        bench.client.receive_data(bench.wire.take())
+        for _ in bench.client.events():
+            pass
+        bench.server.data_received(bench.client.data_to_send())
+
+    async def run(units: int) -> None:
+        client, engine, link = bench.client, bench.node.engine, bench.node.link
+        for _ in range(max(1, units // (IN_FLIGHT * MESSAGES))):
+            for _ in range(IN_FLIGHT):
+                client.send_data(client.send_request(headers), body, end_stream=True)
+            bench.server.data_received(client.data_to_send())
+            engine.receive_data(bench.node.wire.take())
+            asked = [e.stream_id for e in engine.events() if isinstance(e, RequestReceived)]
+            if len(asked) != IN_FLIGHT:
+                raise RuntimeError(f"{len(asked)} of {IN_FLIGHT} streams reached the node")
+            for stream in asked:
+                engine.send_response(stream, _HEAD)
+            for _ in range(MESSAGES):
+                for stream in asked:
+                    engine.send_data(stream, message)
+                link.data_received(engine.data_to_send())
+                to_client()
+                engine.receive_data(bench.node.wire.take())
+            for stream in asked:
+                engine.send_trailers(stream, _OK)
+            link.data_received(engine.data_to_send())
+            to_client()
+
+    return run
+
+
+def http_requests() -> Run:
+    """OpenAI requests of eight clients."""
+    from loadtest.bench_relay import Bench, Memory
+    from loadtest.rig import MODEL
+    from router_node.gateway.gateway import Gateway
+    from shared.net.grpc_wire import frame
+    from shared.net.http1 import Http1Protocol
+    from shared.net.uploads import Uploads
+    from shared.pb.laya.v1 import openai_pb2 as pb
+
+    bench: Bench = Bench(True)
+    loop = asyncio.get_running_loop()
+    kind = [pb.HttpHeader(name="content-type", value="application/json")]
+    head = pb.HttpResponse(head=pb.HttpResponseHead(status=200, headers=kind))
+    answer = pb.HttpResponse(body=b'{"choices":[{"message":{"content":"' + b"y" * 200 + b'"}}]}')
+    bench.node.reply = frame(head.SerializeToString()) + frame(answer.SerializeToString())
+    asked = {"model": MODEL, "max_tokens": 64, "messages": [{"role": "user", "content": "Summarise it. " * 15}]}
+    body = json.dumps(asked).encode()
+    request = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    handler = Gateway(bench.core, lambda: True).handle
+    uploads = Uploads(loop, 60.0, 1 << 30)
+    wires = [Memory() for _ in range(IN_FLIGHT)]
+    clients: list[Any] = []
+    for wire in wires:
+        client = Http1Protocol(handler, bench.settings, bench.flusher, uploads)
+        client.connection_made(wire)  # type: ignore[arg-type]
+        clients.append(client)
+
+    async def run(units: int) -> None:
+        for _ in range(max(1, units // IN_FLIGHT)):
+            for client in clients:
+                client.data_received(request)
+            await asyncio.sleep(0)  # what was put off to the end of the loop's turn
+            bench.node.link.data_received(bench.node.answer())
+            await asyncio.sleep(0)
+            for wire in wires:
+                if not wire.take().startswith(b"HTTP/1.1 200 "):
+                    raise RuntimeError("a request was not answered with 200")
+
+    return run
+
+
+def decisions() -> Run:
+    """The dispatcher alone."""
+    from loadtest.bench_dispatch import MODEL, Bed
+    from router_node.dispatch import Ask
+
+    bed = Bed(16, seed=1)
+    names = [b"session-%d" % i for i in range(256)]
+
+    async def run(units: int) -> None:
+        for i in range(units):
+            ask = Ask(MODEL, session=names[i * 7 % 256], prompt_tokens=100 + i % 400, max_new_tokens=64)
+            bed.submit(ask).end()
+
+    return run
+
+
+def make(case: str) -> Run:
+    """The work of a case. Raises where the revision does not have what it needs."""
+    if case == "grpc":
+        return grpc_calls(True)
+    if case == "scan":
+        return grpc_calls(False)
+    return {"stream": streams, "http": http_requests, "dispatch": decisions}[case]()
+
+
+def slow_down(turns: int) -> None:
+    """Make every request dearer by a loop of so many turns, where the router counts it."""
+    from router_node.admin.metrics import RouterMetrics
+
+    finished = RouterMetrics.finished
+
+    def slower(self: RouterMetrics, method: str, code: int) -> None:
+        for _ in range(turns):
+            pass
+        finished(self, method, code)
+
+    RouterMetrics.finished = slower  # type: ignore[method-assign]
+
+
+class Instructions:
+    """Counts by callgrind, below which this process runs."""
+
+    def __init__(self, out: str) -> None:
+        self._out = Path(out)
+        self._dumps = 0
+        self._tell("instrumentation", "on")
+        self.start()
+        self.nothing = self.stop()  # what it costs to count
+
+    def start(self) -> None:
+        """Count from here."""
+        self._tell("zero")
+
+    def stop(self) -> float:
+        """Instructions since ``start``."""
+        self._tell("dump")
+        self._dumps += 1
+        file = self._out.with_name(f"{self._out.name}.{self._dumps}")
+        found = _TOTAL.search(file.read_text("utf-8", "replace"))
+        file.unlink()
+        if found is None:
+            raise RuntimeError("callgrind's file has no sum")
+        return float(found[1])
+
+    def _tell(self, *command: str) -> None:
+        subprocess.run(["vgdb", f"--pid={os.getpid()}", *command], check=True, capture_output=True, timeout=60)
+
+
+class CpuTime:
+    """Nanoseconds of this process's CPU."""
+
+    nothing = 0.0
+    _began = 0
+
+    def start(self) -> None:
+        """Count from here."""
+        self._began = time.process_time_ns()
+
+    def stop(self) -> float:
+        """Nanoseconds since ``start``."""
+        return float(time.process_time_ns() - self._began)
+
+
+async def serve(counter: Instructions | CpuTime, burn: int) -> None:
+    """Answer lines until there are no more."""
+    made: dict[str, Run] = {}
+    if burn:
+        slow_down(burn)
+    for line in iter(sys.stdin.readline, ""):
+        asked = json.loads(line)
+        case, units = asked["case"], asked["units"]
+        try:
+            if case not in made:
+                made[case] = make(case)
+                await made[case](WARM)
+            print(json.dumps({"value": await _measure(counter, made[case], units)}), flush=True)
+        except Exception as error:
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+
+
+async def _measure(counter: Instructions | CpuTime, run: Run, units: int) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        counter.start()
+        await run(units)
+        return max(0.0, counter.stop() - counter.nothing) / units
+    finally:
+        gc.enable()
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tree", type=Path)
+    parser.add_argument("--by", choices=("instructions", "cpu"), required=True)
+    parser.add_argument("--out", default="", help="callgrind's --callgrind-out-file")
+    parser.add_argument("--burn", type=int, default=0)
+    args = parser.parse_args()
+    use(args.tree.resolve())
+    import uvloop
+
+    from shared.net import turns
+
+    turns.TURN = 3600.0  # a case is one long turn
+    uvloop.run(_serve(args))
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    counter: Instructions | CpuTime = Instructions(args.out) if args.by == "instructions" else CpuTime()
+    await serve(counter, args.burn)
+
+
+if __name__ == "__main__":
+    main()
