@@ -14,6 +14,7 @@ from typing import Final
 from tests.faults import limits
 from tests.faults.hosts import Host, Network
 from tests.faults.limits import Clock, Disk
+from tests.faults.slow_link import SlowLink
 from tests.faults.store import Store
 from tests.support import leaks
 from tests.support.certs import Authority, Pair
@@ -105,7 +106,11 @@ class Member:
 class Site:
     """All of it. ``node_hosts`` etc. are in the order of their names."""
 
-    def __init__(self, nodes: int = 4) -> None:
+    def __init__(self, nodes: int = 4, env: dict[str, str] | None = None, slow: bool = False) -> None:
+        """``env`` is for the nodes. With ``slow`` the way to the last one is a ``slow_link``."""
+        self._env = env or {}
+        self._slow = slow
+        self.slow_link: SlowLink | None = None
         self.network = Network()
         self._nodes = nodes
         self.folder = tempfile.TemporaryDirectory(prefix="laya-faults-")
@@ -125,7 +130,9 @@ class Site:
             self.store = Store(self.network.host("s1"), self.network.host("s2"))
             self.store.start()
             for i in range(self._nodes):
-                self.nodes.append(self.node(f"n{i + 1}"))
+                self.nodes.append(self.node(f"n{i + 1}", **self._env))
+            if self._slow:
+                self._slow_down(self.nodes[-1])
             for i in range(2):
                 self.routers.append(self._router(f"r{i + 1}"))
             for member in (*self.nodes, *self.routers):
@@ -149,6 +156,11 @@ class Site:
         self.pairs[name] = pair = self.authority.pair(name, addresses=[host.address])
         tls = {"LAYA_SERVER__TLS__CERT_FILE": pair.cert, "LAYA_SERVER__TLS__KEY_FILE": pair.key}
         return Member(host, argv, {**_COMMON, **_NODE, **tls, **self.clock.env(name), **env}, "node", self.disk.folder)
+
+    def _slow_down(self, node: Member) -> None:
+        node.argv[node.argv.index("--port") + 1] = str(NODE_PORT + 1)
+        node.env["LAYA_INFERENCE__ADVERTISE"] = f"{node.host.address}:{NODE_PORT}"
+        self.slow_link = SlowLink(node.host, NODE_PORT, NODE_PORT + 1, self.folder.name)
 
     def _router(self, name: str) -> Member:
         host = self.network.host(name)
@@ -192,6 +204,8 @@ class Site:
         """Take every fault of the network away, and start again what has ended."""
         for host in self.network.hosts:
             host.heal()
+        if self.slow_link is not None:
+            self.slow_link.set(0.0, 0.0)
         self.disk.free()
         self.clock.set(0)
         for member in self.members:
@@ -235,6 +249,8 @@ class Site:
             stack.callback(self.folder.cleanup)
             stack.callback(self.disk.close)
             stack.callback(self.network.close)
+            if self.slow_link is not None:
+                stack.callback(self.slow_link.close)
             if hasattr(self, "store"):
                 stack.callback(self.store.close)
             for member in self.members:

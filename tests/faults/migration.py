@@ -1,0 +1,218 @@
+"""``python -m tests.faults.migration``: break the nodes under streams, and see that no reader notices.
+
+python -m tests.faults.migration                      # 1,000 streams lose their node to a kill, 100 to each other break
+python -m tests.faults.migration --streams 50 --only kill
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.faults.hosts import possible
+from tests.faults.moved import Readers, Result, Stream
+from tests.faults.site import NODE_PORT, Member, Site
+
+BREAKS: Final = ("kill", "stop", "rst", "goaway", "drain", "partition", "two deaths")
+_ENV: Final = {
+    "LAYA_INFERENCE__SIM__DECODE_BASE_MS": "20",
+    "LAYA_INFERENCE__SIM__DECODE_PER_SEQUENCE_MS": "0",
+    "LAYA_SERVER__DRAIN_TIMEOUT": "0.2",
+}
+_LEAST, _MOST = 40, 160  # tokens of a stream
+_PATIENCE: Final = 40.0  # seconds for any one step
+
+
+class Breaker:
+    """Breaks nodes of a site while streams are read."""
+
+    def __init__(self, site: Site, readers: int, seed: int, say: Callable[[str], None]) -> None:
+        self._site = site
+        self._rng = random.Random(seed)
+        self._count = readers
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._moves: Counter[str] = Counter()
+        self._read: dict[str, int] = {}
+        self._readers = self._new()
+
+    def _new(self) -> Readers:
+        return Readers(self._site.addresses, self._count, self._rng, _LEAST, _MOST)
+
+    async def run(self, name: str, streams: int) -> Result:
+        """Break nodes in one way until so many streams were moved (twice, by two deaths), and have ended."""
+        result = Result(name)
+        self._readers = self._new()
+        self._readers.start()
+        rounds = 0
+        try:
+            while (result.twice if name == "two deaths" else result.moved) < streams and not result.problems:
+                rounds += 1
+                assert rounds < 20 + streams, f"{name}: {result.moved} streams moved in {rounds} rounds"
+                struck = await self._round(name)
+                await self._until(lambda s=struck: all(stream.ended for stream in s), "streams end")  # type: ignore[misc]
+                await asyncio.to_thread(self._heal, name)
+                self._collect(result)
+                self._say(f"  {name}: {result.moved} moved, {result.twice} twice, {len(result.problems)} not right")
+        finally:
+            await self._readers.stop()
+        await asyncio.sleep(1.0)  # lines of the log may be a moment behind
+        self._collect(result)
+        return result
+
+    def _collect(self, result: Result) -> None:
+        """Count the streams that have ended."""
+        self._read_logs()
+        for stream in self._readers.done:
+            stream.moves = self._moves[stream.name]
+            result.add(stream)
+        self._readers.done.clear()
+
+    def _read_logs(self) -> None:
+        for path in (path for router in self._site.routers for path in router.logs):
+            with Path(path).open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read[path] = self._read.get(path, 0) + len(line)
+                    if b'"migrated":' in line:
+                        entry = json.loads(line)
+                        self._moves[entry["request_id"]] = entry["migrated"].count(">")
+
+    async def _round(self, name: str) -> list[Stream]:
+        """Break nodes once; the streams that ran on them."""
+        count = 2 if name == "kill" else 1
+        await self._until(lambda: len(self._busy()) >= count, "streams run on nodes")
+        victims = self._rng.sample(self._busy(), count)
+        # At a random token of one of them, which is a random one of all the others too.
+        chosen = self._rng.choice(self._on(victims[0]))
+        at = self._rng.randrange(chosen.seen, chosen.tokens + 1)
+        await self._until(lambda: chosen.seen >= at or chosen.ended, "a stream comes to its token")
+        struck = [stream for victim in victims for stream in self._on(victim)]
+        seen = [(stream, stream.seen) for stream in struck]
+        for victim in victims:
+            await self._break(name, victim)
+        if name == "two deaths":
+            await self._until(lambda: all(s.seen > n or s.ended for s, n in seen), "streams go on")
+            # Nobody outside knows where they went, so two of the three nodes that are left follow.
+            others = self._rng.sample([node for node in self._site.nodes if node is not victims[0]], 2)
+            struck = list(self._readers.now)
+            for other in others:
+                self._kill(other)
+        return struck
+
+    def _busy(self) -> list[Member]:
+        return [node for node in self._site.nodes if self._on(node)]
+
+    def _on(self, node: Member) -> list[Stream]:
+        return [stream for stream in self._readers.now if stream.running and stream.node == node.name]
+
+    def _kill(self, victim: Member) -> None:
+        assert victim.proc is not None
+        victim.proc.kill()
+
+    async def _break(self, name: str, victim: Member) -> None:
+        if name in ("kill", "two deaths"):
+            self._kill(victim)
+        elif name == "stop":
+            victim.signal(signal.SIGSTOP)
+        elif name == "goaway":
+            victim.signal(signal.SIGTERM)
+        elif name == "drain":
+            await asyncio.to_thread(self._laya, "drain", victim.name, "--migrate", "--grace", "30")
+        for router in self._site.routers:
+            if name == "rst":
+                victim.host.reset(router.host.address, NODE_PORT)
+            elif name == "partition":
+                victim.host.cut(router.host.address)
+
+    def _laya(self, *words: str) -> None:
+        """The command line, beside the first router."""
+        router = self._site.routers[0]
+        assert router.proc is not None
+        argv = [*router.host.prefix, sys.executable, "-m", "shared.cli.main", *words]
+        argv += ["--admin", router.proc.ready["admin"]]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, timeout=_PATIENCE)
+
+    def _heal(self, name: str) -> None:
+        """Everything is as before; blocking."""
+        if name == "drain":
+            for node in self._site.nodes:
+                self._laya("drain", node.name, "--undo")
+        if name == "goaway":
+            self._ended()
+        self._site.heal()
+        self._site.wait_ready(_PATIENCE)
+
+    def _ended(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while all(node.runs for node in self._site.nodes):
+            assert time.monotonic() < deadline, "no node ended its drain"
+            time.sleep(0.05)
+
+    async def _until(self, done: Callable[[], bool], what: str) -> None:
+        deadline = self._loop.time() + _PATIENCE
+        while not done():
+            assert self._loop.time() < deadline, f"not within {_PATIENCE:.0f} s: {what}\n{self._site.tails()}"
+            await asyncio.sleep(0.005)
+
+
+async def broken(
+    counts: dict[str, int], readers: int, seed: int, say: Callable[[str], None] = lambda line: None
+) -> list[Result]:
+    """Every way to break in ``counts``, until so many streams were moved because of it."""
+    with Site(env=_ENV) as site:
+        breaker = Breaker(site, readers, seed, say)
+        return [await breaker.run(name, count) for name, count in counts.items()]
+
+
+def table(results: Sequence[Result]) -> str:
+    """For a person."""
+    head = ("break", "streams", "moved", "twice", "not right", "stall p50 ms", "p99 ms")
+    rows = [head]
+    for r in results:
+        stalls = (f"{r.stall(0.5) * 1000:.0f}", f"{r.stall(0.99) * 1000:.0f}")
+        rows.append((r.name, str(r.streams), str(r.moved), str(r.twice), str(len(r.problems)), *stalls))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )
+
+
+def main() -> int:
+    """Run it; the exit code is 1 when a reader saw anything."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.migration")
+    parser.add_argument("--streams", type=int, default=1000, help="streams moved after a kill (1000)")
+    parser.add_argument("--others", type=int, default=100, help="streams moved after each other break (100)")
+    parser.add_argument("--readers", type=int, default=32, help="streams at a time (32)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--only", default="", help="breaks whose name contains this")
+    args = parser.parse_args()
+    why = possible()
+    if why:
+        print(f"Faults need network namespaces: {why}.", file=sys.stderr)
+        return 2
+    counts = {name: args.streams if name == "kill" else args.others for name in BREAKS if args.only in name}
+    print(f"seed {args.seed}", flush=True)
+    results = asyncio.run(broken(counts, args.readers, args.seed, lambda line: print(line, flush=True)))
+    print(table(results))
+    problems = [f"{r.name}: {problem}" for r in results for problem in r.problems]
+    for problem in problems[:20]:
+        print(f"PROBLEM {problem}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
