@@ -280,6 +280,7 @@ def catalogue() -> list[Fault]:
             stall=silent,
         ),
         Fault("5 % loss at a node and a router", 5.0, _act(_lossy)),
+        Fault("slow link to a node, 0.1 to 0.3 s", 5.0, _act(_slow), clean=True, stall=KILLED),
         Fault("TCP resets router-node", 2.0, _reset, stall=KILLED),
         Fault("store: failover", 4.0, _act(lambda site: site.store.master.kill()), clean=True, stall=KILLED),
         Fault("store: flush", 3.0, _act(lambda site: site.store.master.ask("FLUSHALL")), clean=True, stall=KILLED),
@@ -315,6 +316,11 @@ def _no_store(site: Site) -> None:
 def _cut_store(site: Site) -> None:
     for server in site.store.servers:
         site.routers[0].host.cut(server.host.address)
+
+
+def _slow(site: Site) -> None:
+    assert site.slow_link is not None
+    site.slow_link.set(0.1, 0.2)
 
 
 def _lossy(site: Site) -> None:

@@ -49,7 +49,7 @@ class Suite:
     async def run(self) -> None:
         """Start a site, break it for as long as was asked for, and end it."""
         began = time.monotonic()
-        site = await asyncio.to_thread(Site().__enter__)
+        site = await asyncio.to_thread(Site(slow=True).__enter__)
         try:
             load = Load(site.addresses, self._clients, self._seed, self._pause)
             load.start()
