@@ -103,7 +103,7 @@ def ratio(table: Table, scenario: str, figure: str, mine: str, theirs: str) -> f
 
 def shown(value: object) -> str:
     """A figure with about three digits."""
-    if value is None:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if isinstance(value, float):
         size = abs(value)

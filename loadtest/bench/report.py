@@ -195,6 +195,8 @@ def per_node(rounds: Sequence[Round]) -> dict[str, int]:
 
 def save(report: Report, folder: Path) -> Path:
     """Write ``report.json``, whole or not at all. Raises OSError."""
+    for one in report.rounds:  # JSON has no nan: what is not known is left out
+        one.figures = {name: value for name, value in one.figures.items() if math.isfinite(value)}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     draft = path.with_suffix(".part")
@@ -212,6 +214,4 @@ def load(path: Path) -> Report:
         raise BadReport(f"{file}: no report of laya bench ({error})") from None
     if report.schema != SCHEMA:
         raise BadReport(f"{file}: written in form {report.schema}; this version reads form {SCHEMA}")
-    for one in report.rounds:
-        one.figures = {name: math.nan if value is None else value for name, value in one.figures.items()}
     return report

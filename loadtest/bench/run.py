@@ -64,9 +64,10 @@ class Runner:
                 "it will be cut short, and what was measured is kept"
             )
         states: list[_State] = []
+        pair = f"{os.getpid()}-{time.time_ns()}" if len(sides) > 1 else ""
         try:
             for side in sides:
-                states.append(await self._open(side, len(sides) > 1))
+                states.append(await self._open(side, pair))
             why = ""
             for number in range(self._plan.rounds):
                 # The one that begins changes, so that neither always runs on a machine that the other has warmed.
@@ -82,7 +83,7 @@ class Runner:
                 await state.watcher.stop()
                 state.client.close()
 
-    async def _open(self, side: Side, turns: bool) -> _State:
+    async def _open(self, side: Side, pair: str) -> _State:
         client = Client(side.address, side.key, side.tls)
         found = await probe(client, side.address, self._model)
         interval = max(0.2, self._plan.seconds / _LOOKS)
@@ -95,7 +96,7 @@ class Runner:
             found.model,
             environment(),
             warnings=[*side.warnings, *found.warnings],
-            pair=f"{os.getpid()}-{time.time_ns()}" if turns else "",
+            pair=pair,
         )
         state = _State(side, client, found, Watcher(side.watched, interval), report)
         await self._warm_up(state)

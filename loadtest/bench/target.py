@@ -86,7 +86,7 @@ async def probe(client: Client, address: str, model: str) -> Found:
         raise TargetDown(f"{address} gave no answer within {_FIRST:g} s; it is too slow, or stands still")
     if answer.status in (401, 403):
         raise TargetDown(f"{address} wants an API key; give --key or LAYA_API_KEY", refused=True)
-    if answer.status and not answer.served:
+    if answer.status not in (0, 200):
         raise TargetDown(f"{address} does not serve a first request ({answer.error})", refused=not answer.refused)
     if not answer.served:
         raise TargetDown(f"{address} broke a first request off ({answer.error})")

@@ -67,6 +67,8 @@ async def sse_server(script: Script = lambda body: Reply(), models: Sequence[str
                 seen.asked.release()
                 if not await _answer(writer, script(body)):
                     return
+        except asyncio.CancelledError:
+            pass  # the end of the test; asyncio would log it
         except (asyncio.IncompleteReadError, ConnectionError):
             seen.gone.set()
         finally:
