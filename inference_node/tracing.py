@@ -61,6 +61,11 @@ class Trace:
         self._reasons: list[str] = []
         self._attributes: dict[str, Value] = {say.RESPONSE_ID: request_id, "laya.request_id": request_id}
 
+    @property
+    def header(self) -> bytes:
+        """The ``traceparent`` of whoever works for the request below this span: an engine's own application."""
+        return self._context.header(self._context.span_id)
+
     def about(self, method: str, model: str, max_tokens: int = 0, choices: int = 1) -> None:
         """What is asked for, by a method of ``OPERATIONS``."""
         operation = say.OPERATIONS.get(method, "")

@@ -97,9 +97,10 @@ class OpenAIFront:
         if why and request.resumed is not None:
             raise resume.inexact(why)
         raw = bodies.encode(body) if plan.changed else request.body
-        async with self._door.visit("openai", call, need, plan.priority, arrived) as visit:
-            visit.stop = reply.stop
-            visit.migratable = call.journal and reply.grant(why, visit.pin)
+        visit = self._door.visit("openai", call, need, plan.priority, arrived)
+        visit.stop = reply.stop
+        visit.migratable = call.journal and reply.grant(why, visit.pin)
+        async with visit:
             if visit.trace is not None:
                 visit.trace.about(path, self._state.names[0], plan.max_new_tokens, plan.sequences)
             await self._run(serving, path, query, request, raw, call, reply, visit)
@@ -131,7 +132,8 @@ class OpenAIFront:
             context.run(past.set, request.resumed.past)
         if reply.handed is not None:
             context.run(pulled.set, reply.handed)
-        scope = _scope(request, path, query, len(body), call)
+        inside = visit.trace.header if visit is not None and visit.trace is not None else None
+        scope = _scope(request, path, query, len(body), call, inside)
         app = serving.engine.asgi_app()
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(
             _invoke(app, scope, io), name="openai-app", context=context
@@ -291,13 +293,18 @@ def _check_route(method: str, path: str) -> None:
         )
 
 
-def _scope(request: WebRequest, path: str, query: str, size: int, call: Call) -> Scope:
+def _scope(
+    request: WebRequest, path: str, query: str, size: int, call: Call, traceparent: bytes | None = None
+) -> Scope:
+    """What the application is called with. ``traceparent`` is the node's own span, in place of the caller's."""
     headers = [(name, value) for name, value in request.headers if name in _TO_APP]
     if request.method == "POST":
         headers.append((b"content-length", b"%d" % size))
         if not any(name == b"content-type" for name, _ in headers):
             headers.append((b"content-type", b"application/json"))
-    if call.traceparent is not None and not any(name == names.TRACEPARENT for name, _ in headers):
+    if traceparent is not None:
+        headers = [pair for pair in headers if pair[0] != names.TRACEPARENT] + [(names.TRACEPARENT, traceparent)]
+    elif call.traceparent is not None and not any(name == names.TRACEPARENT for name, _ in headers):
         headers.append((names.TRACEPARENT, call.traceparent))
     headers += [(names.REQUEST_ID, call.request_id.encode()), (b"host", b"node")]
     return {

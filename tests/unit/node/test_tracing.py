@@ -7,6 +7,7 @@ from typing import Any
 
 from inference_node.call import Call
 from inference_node.tracing import Trace, Tracing
+from inference_node.tunnel import WebRequest, _scope
 from shared import headers as names
 from shared.config import load
 from shared.errors import Code, LayaError
@@ -88,3 +89,15 @@ def test_what_a_router_did_not_sample_is_not_sampled_here() -> None:
 def test_a_request_from_nobody_begins_a_trace_by_the_nodes_own_share() -> None:
     assert tracing(1.0)[0].begin(Call({}, "req-1"), 10.0, 10.5) is not None
     assert tracing(0.0)[0].begin(Call({}, "req-1"), 10.0, 10.5) is None
+
+
+def test_an_engines_application_continues_below_the_nodes_span() -> None:
+    made, _ = tracing()
+    trace = begin(made)
+    assert trace is not None
+    request = WebRequest("POST", "/v1/chat/completions", [(names.TRACEPARENT, PARENT)], b"")
+    call = Call({names.TRACEPARENT: PARENT}, "req-1")
+    told = [value for name, value in _scope(request, "/", "", 0, call, trace.header)["headers"] if b"trace" in name]
+    assert told == [trace.header] != [PARENT] and trace.header.startswith(PARENT[:36])
+    untraced = [value for name, value in _scope(request, "/", "", 0, call)["headers"] if b"trace" in name]
+    assert untraced == [PARENT]
