@@ -68,13 +68,10 @@ class Runner:
         try:
             for side in sides:
                 states.append(await self._open(side, pair))
-            why = ""
-            for number in range(self._plan.rounds):
-                # The one that begins changes, so that neither always runs on a machine that the other has warmed.
-                for state in states if number % 2 == 0 else states[::-1]:
-                    why = why or await self._round(state, number, deadline)
-                if why:
-                    break
+            try:
+                why = await self._rounds(states, deadline)
+            except asyncio.CancelledError:  # Ctrl-C between two rounds
+                why = "it was interrupted"
             for state in states:
                 self._close(state, why)
             return [state.report for state in states]
@@ -82,6 +79,15 @@ class Runner:
             for state in states:
                 await state.watcher.stop()
                 state.client.close()
+
+    async def _rounds(self, states: list[_State], deadline: float) -> str:
+        """All rounds, or why it ended before."""
+        for number in range(self._plan.rounds):
+            # The one that begins changes, so that neither always runs on a machine that the other has warmed.
+            for state in states if number % 2 == 0 else states[::-1]:
+                if why := await self._round(state, number, deadline):
+                    return why
+        return ""
 
     async def _open(self, side: Side, pair: str) -> _State:
         client = Client(side.address, side.key, side.tls)
@@ -127,8 +133,8 @@ class Runner:
         finally:
             await cancel_all([death])
         one = self._made(number, seed, start, driven)
-        one.stages = means(before, await state.watcher.stages())
         report.rounds.append(one)
+        one.stages = means(before, await state.watcher.stages())
         f = one.figures
         self._say(
             f"round {number + 1} of {plan.rounds}, {report.target}: {f['served']:.0f} of {f['offered']:.0f} answered, "
