@@ -84,21 +84,26 @@ class Feed(Generic[T]):
         self._part, self._parts = part % parts, parts
         self._number = -1
         self._back: list[tuple[float, T]] = []
-        self.given = 0
+        self.held = 0
+        """Rows that somebody has and has not begun with."""
 
     def next(self) -> tuple[float, T] | None:
         """The next row; None when there are no more."""
         if self._back:
-            self.given += 1
+            self.held += 1
             return self._back.pop()
         for row in self._rows:
             self._number += 1
             if self._number % self._parts == self._part:
-                self.given += 1
+                self.held += 1
                 return row
         return None
 
+    def begun(self) -> None:
+        """Somebody has begun with a row."""
+        self.held -= 1
+
     def put_back(self, row: tuple[float, T]) -> None:
         """Somebody else has to do this one."""
-        self.given -= 1
+        self.held -= 1
         self._back.append(row)

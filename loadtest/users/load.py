@@ -37,8 +37,12 @@ class Load:
         fire: Callable[..., None],
         part: int = 0,
         parts: int = 1,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises BadMix, BadTrace or OSError: one sentence."""
+        """``over`` is called once, when a trace has been sent and answered.
+
+        Raises BadMix, BadTrace or OSError: one sentence.
+        """
         self.options, self.target, self.served = options, at, served
         self.recorder = Recorder(stats, fire, options.slo)
         self.gate = Gate(options.most_in_flight)
@@ -52,6 +56,8 @@ class Load:
         self._part = part
         self._users = itertools.count()
         self._carriers = [Carrier(at.url, served.model, options.ca_file) for _ in range(options.grpc_processes)]
+        self._over = over
+        self._was_over = False
         self.begun = time.perf_counter()
 
     def number(self) -> int:
@@ -93,6 +99,12 @@ class Load:
             self.play(kind, ask, scenario, late)
         finally:
             self.gate.leave()
+
+    def idle(self) -> None:
+        """A user finds no more of the trace; with nothing in flight either, it is over."""
+        if not self._was_over and not self.gate.in_flight and self.feed is not None and not self.feed.held:
+            self._was_over = True
+            self._over()
 
     def close(self) -> None:
         """End the processes for gRPC calls."""

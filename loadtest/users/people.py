@@ -85,9 +85,12 @@ class Person(User):
         if self._arrivals is not None:
             self._begin(self._draw())
             self._due += self._arrivals.gap()
-        elif self._row is not None:
+        elif self._row is not None and load.feed is not None:
             self._begin(self._row[1]())
+            load.feed.begun()
             self._take()
+        else:
+            load.idle()
 
     def _draw(self) -> Scenario:
         return self._load.mix.draw(self._rng, self._load.options.sizes, self._key, self._lane)

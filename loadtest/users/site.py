@@ -24,7 +24,7 @@ from loadtest.users.target import Served, Target, TargetError, look, takes_schem
 
 BAD, DOWN = 2, 3
 """Exit codes: options that cannot be used, and a target that cannot be."""
-_END, _ENDED = "laya_end", "laya_ended"
+_END, _ENDED, _OVER = "laya_end", "laya_ended", "laya_over"
 _GRACE = 5.0
 """Seconds beyond --stop-timeout in which a worker has said its last."""
 REFUSALS = (TargetError, BadMix, BadTrace, ValueError, OSError)
@@ -40,7 +40,7 @@ class Site:
 
     def __init__(self, people: type[Person]) -> None:
         self._people = people
-        self._ended = 0
+        self._ended = self._overs = 0
 
     def listen(self, events: Events) -> None:
         """Be told of everything that matters."""
@@ -64,6 +64,7 @@ class Site:
             runner.register_message(_END, self._end_here, concurrent=True)
         elif isinstance(runner, MasterRunner):
             runner.register_message(_ENDED, self._ended_there)
+            runner.register_message(_OVER, self._over_there)
         if web_ui is not None:
             panel.extend(web_ui, environment.stats)
         at_once = args.headless or args.autostart
@@ -81,24 +82,55 @@ class Site:
         runner: Any = environment.runner
         args: Any = environment.parsed_options
         if isinstance(runner, MasterRunner):
+            self._overs = 0
             args.laya_workers = runner.worker_count  # goes to the workers with the other options
+            if args.trace and (args.num_users or 1) < runner.worker_count:
+                few = f"--users: {runner.worker_count} workers share the trace and each needs a user"
+                self._refused(environment, BadMix(few))
             return
         part, parts = 0, 1
         if isinstance(runner, WorkerRunner):
             part, parts = runner.worker_index, max(1, int(getattr(args, "laya_workers", 1)))
         try:
             asked, at, served = checked(environment)
-            load = Load(asked, at, served, environment.stats, environment.events.request.fire, part, parts)
+            fire = environment.events.request.fire
+            load = Load(asked, at, served, environment.stats, fire, part, parts, lambda: self._over(environment))
         except REFUSALS as error:
-            _log.error("%s", error)
-            environment.process_exit_code = DOWN if isinstance(error, TargetDown) else BAD
-            if args.headless:
-                gevent.spawn_later(0, runner.quit)
+            self._refused(environment, error)
             return
         for note in load.notes if part == 0 else ():
             _log.warning("%s", note)
         _log.info("asking %s for %s, part %d of %d", at.address, served.model, part + 1, parts)
         self._people.load = load
+
+    def _refused(self, environment: Environment, error: Exception) -> None:
+        """It is an exception of locust's, which the page, the files and the exit code show, from a worker too."""
+        runner: Any = environment.runner
+        args: Any = environment.parsed_options
+        _log.error("%s", error)
+        if isinstance(runner, WorkerRunner):
+            runner.send_message("exception", {"msg": str(error), "traceback": ""})
+            return
+        runner.log_exception("local", str(error), "")
+        if args.headless:
+            environment.process_exit_code = DOWN if isinstance(error, TargetDown) else BAD
+            gevent.spawn_later(0, runner.quit)
+
+    def _over(self, environment: Environment) -> None:
+        """A trace is over: so is the test, once that holds for every worker."""
+        runner: Any = environment.runner
+        args: Any = environment.parsed_options
+        if isinstance(runner, WorkerRunner):
+            runner.send_message(_OVER)
+            return
+        _log.info("the trace is over")
+        gevent.spawn_later(0, runner.quit if args.headless else runner.stop)
+
+    def _over_there(self, environment: Environment, **_: object) -> None:
+        args: Any = environment.parsed_options
+        self._overs += 1
+        if self._overs == args.laya_workers:
+            self._over(environment)
 
     def let_end(self, environment: Environment, **_: object) -> None:
         """Without a web page locust's master waits half a second for its workers: give calls their --stop-timeout."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from router_node.middleware.keys import KeyStore
+from tests.support.certs import Authority
 from tests.support.ports import free_port, within
 from tests.support.processes import ROOT, Cluster, Spec, cluster
 
@@ -52,6 +54,22 @@ def test_users_of_both_kinds_leave_their_rows(running: Cluster, tmp_path: Path) 
     assert float(ours["grpc", "chat"]["good/s"]) > 0 and float(ours["http", "chat"]["tokens/s"]) > 0
     # In "Aggregated" a call counts once, whatever rows of its own its time has.
     assert 0 < int(rows["", "Aggregated"]["Request Count"]) <= sum(int(ours[key]["calls"]) for key in ours)
+
+
+def test_tenants_are_let_in_by_their_keys_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.pair("router")
+    store = KeyStore(tmp_path / "keys.json")
+    (tmp_path / "load").write_text("\n".join(store.add(tenant)[1] for tenant in ("a", "b")))
+    env = {"TLS__CERT_FILE": pair.cert, "TLS__KEY_FILE": pair.key, "KEYS_FILE": str(store.path)}
+    flags = ("-u4", "-r4", "-t2s", "--scenarios", "extract", "--think-s", "0.02", "--csv", str(tmp_path / "run"))
+    with cluster(Spec(router={f"LAYA_SERVER__{name}": value for name, value in env.items()})) as c:
+        trust = ("--ca-file", authority.file, "--api-keys", str(tmp_path / "load"))
+        done = locust(f"https://{c.address}", *flags, *trust)
+        assert done.returncode == 0, done.stderr
+        assert {kind for kind, name in table(tmp_path / "run_laya.csv")} == {"grpc", "http"}
+        done = locust(f"https://{c.address}", *flags, "--ca-file", authority.file)
+        assert done.returncode == 3 and "answers 401" in done.stderr
 
 
 def test_refusals_are_counted_by_reason_with_percentiles(tmp_path: Path) -> None:

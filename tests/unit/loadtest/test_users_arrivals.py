@@ -52,4 +52,6 @@ def test_a_row_that_is_put_back_is_given_to_the_next() -> None:
     assert row is not None
     feed.put_back(row)
     assert [feed.next(), feed.next(), feed.next()] == [(0.0, "a"), (1.0, "b"), None]
-    assert feed.given == 2
+    assert feed.held == 2
+    feed.begun()
+    assert feed.held == 1
