@@ -19,6 +19,7 @@ _NODE = re.compile(
     r'^laya_router_node_(headroom_tokens|capacity_tokens|running|waiting)\{node="([^"]*)"\} (\S+)$', re.MULTILINE
 )
 _HISTOGRAM = re.compile(r"^(laya_(?:router|node)_\w*seconds)_(sum|count)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_STAGE = re.compile(r'\bstage="([^"]*)"')
 _ONE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _ROUTER = {"process_cpu_seconds_total": "cpu", "process_resident_memory_bytes": "rss"}
 
@@ -93,9 +94,11 @@ def ready_nodes(text: str) -> int:
 
 
 def histograms(text: str) -> dict[str, tuple[float, float]]:
-    """Sum and count of every histogram of ours on a page, over all its labels."""
+    """Sum and count of every histogram of ours on a page, by its stage where it has one, over all other labels."""
     found: dict[str, list[float]] = {}
-    for name, kind, _, number in _HISTOGRAM.findall(text):
+    for name, kind, labels, number in _HISTOGRAM.findall(text):
+        if stage := _STAGE.search(labels):
+            name += f", {stage[1]}"
         pair = found.setdefault(name, [0.0, 0.0])
         pair[kind == "count"] += float(number)
     return {name: (total, count) for name, (total, count) in found.items()}

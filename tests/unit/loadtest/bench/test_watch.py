@@ -28,7 +28,18 @@ laya_node_ttft_seconds_sum{service="chat"} 2.0
 laya_node_ttft_seconds_count{service="chat"} 4.0
 laya_node_ttft_seconds_sum{service="generate"} 1.0
 laya_node_ttft_seconds_count{service="generate"} 2.0
+laya_router_stage_seconds_bucket{stage="match",le="1.0"} 1.0
+laya_router_stage_seconds_sum{stage="match"} 0.5
+laya_router_stage_seconds_count{stage="match"} 5.0
+laya_router_stage_seconds_sum{stage="queue"} 3.0
+laya_router_stage_seconds_count{stage="queue"} 1.0
 """
+
+HISTOGRAMS = {
+    "laya_node_ttft_seconds": (3.0, 6.0),
+    "laya_router_stage_seconds, match": (0.5, 5.0),
+    "laya_router_stage_seconds, queue": (3.0, 1.0),
+}
 
 
 async def serve(answer: bytes) -> tuple[asyncio.Server, str]:
@@ -49,7 +60,7 @@ def test_nodes_and_figures_of_a_page() -> None:
     assert nodes_of(PAGE) == {"a": NodeSample(0.0, 5.0, 0.0, 0.0), "b": NodeSample(900.0, 1000.0, 3.0, 1.0)}
     assert ready_nodes(PAGE) == 2 and ready_nodes("") == 0
     assert value(PAGE, "laya_router_nodes") == 3.0 and value(PAGE, "missing") == 0.0
-    assert histograms(PAGE) == {"laya_node_ttft_seconds": (3.0, 6.0)}
+    assert histograms(PAGE) == HISTOGRAMS
 
 
 def test_means_are_of_what_came_in_between() -> None:
@@ -82,7 +93,7 @@ async def test_a_look_takes_nodes_and_processes() -> None:
         sample = await watcher.look()
         assert sample.queue == 7.0 and set(sample.nodes) == {"a", "b"}
         assert sample.processes["router"].rss == 6e7 and sample.processes["bench"].rss > 1e6
-        assert await watcher.stages() == {"laya_node_ttft_seconds": (3.0, 6.0)}
+        assert await watcher.stages() == HISTOGRAMS
 
 
 async def test_looks_go_on_when_a_page_is_away() -> None:
