@@ -110,7 +110,7 @@ class Gateway:
             relay = HttpRelay(account, exchange, message, asked.forward, asked.extra)
         else:
             unwanted = names.NO_MIGRATE in asked.headers
-            relay = MovingRelay(account, exchange, message, asked.forward, asked.extra, moves, unwanted)
+            relay = MovingRelay.make(account, exchange, message, asked.forward, asked.extra, moves, unwanted)
         relay.begin(fields, since)
 
     # Answered here.

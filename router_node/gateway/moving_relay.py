@@ -18,7 +18,7 @@ from router_node.gateway.tunnel import ResponseHead, read_head
 from router_node.relay.account import Account
 from router_node.relay.fields import Fields
 from router_node.relay.journal import TunnelJournal
-from router_node.relay.migrate import FULL, MIGRATABLE, Migrations, journal_value, stays
+from router_node.relay.migrate import ASKED, FULL, MIGRATABLE, Migrations, journal_value, stays
 from router_node.relay.trip import Trip
 from shared import headers as names
 from shared.errors import Code, LayaError
@@ -33,9 +33,24 @@ _known = lru_cache(256)(read_head)
 
 
 class MovingRelay(HttpRelay):
-    """See the module. ``unwanted``: the client said that its answer is not to go on elsewhere."""
+    """See the module. ``why`` no journal is asked for, or it is empty and ``forward`` asks for one."""
 
-    __slots__ = ("_acked", "_ahead", "_flowing", "_journal", "_moves", "_note", "_trip", "_unwanted", "_why")
+    __slots__ = ("_acked", "_ahead", "_flowing", "_journal", "_moves", "_note", "_trip", "_why")
+
+    @classmethod
+    def make(
+        cls,
+        account: Account,
+        exchange: HttpExchange,
+        message: bytes,
+        forward: Headers,
+        extra: Headers,
+        moves: Migrations,
+        unwanted: bool,
+    ) -> MovingRelay:
+        """For a new request; ``unwanted``: its client said that the answer is not to go on elsewhere."""
+        why = moves.unfit(len(message) + len(exchange.body), unwanted)
+        return cls(account, exchange, message, forward if why else [*forward, ASKED], extra, moves, why)
 
     def __init__(
         self,
@@ -45,14 +60,13 @@ class MovingRelay(HttpRelay):
         forward: Headers,
         extra: Headers,
         moves: Migrations,
-        unwanted: bool,
+        why: str,
     ) -> None:
         super().__init__(account, exchange, message, forward, extra)
         self._moves = moves
-        self._unwanted = unwanted
+        self._why = why  # why the answer cannot go on elsewhere, where somebody said so
         self._trip: Trip | None = None
         self._journal: TunnelJournal | None = None  # the trip's, while everything is taken down
-        self._why = ""  # why the answer cannot go on elsewhere, where its node said something of it
         self._note = b""  # what the client is told of that
         self._ahead = 0
         self._flowing = 0  # bytes on their way to the client
@@ -71,9 +85,8 @@ class MovingRelay(HttpRelay):
         if trip is not None:
             trip.close()
             self._account.trip = self._trip = self._journal = None
-        made = MovingRelay(
-            self._account, self._exchange, self._message, self._forward, self._extra, self._moves, self._unwanted
-        )
+        why = "" if ASKED in self._forward else self._why
+        made = MovingRelay(self._account, self._exchange, self._message, self._forward, self._extra, self._moves, why)
         made._fields = self._fields
         return made
 
@@ -88,13 +101,15 @@ class MovingRelay(HttpRelay):
             return
         if not end and self._state == WAITING and trip is None:
             value = journal_value(headers)
-            if value:
+            if self._why:
+                self._note = self._moves.note(self._why)
+            elif value:
                 self._consider(value)
         super().on_response(headers, end)
 
     def _consider(self, value: bytes) -> None:
         moves, account, body = self._moves, self._account, self._exchange.body
-        why = moves.refusal(value, len(self._message) + len(body), self._unwanted)
+        why = moves.refusal(value, len(self._message) + len(body))
         if not why:
             request = self._message + body
             if moves.room(request):
@@ -268,7 +283,7 @@ class MovingRelay(HttpRelay):
     def _heir(self, trip: Trip, journal: TunnelJournal) -> MovingRelay:
         """Who goes on with the answer: late calls for this one's stream must not reach it."""
         made = MovingRelay(
-            self._account, self._exchange, self._message, self._forward, self._extra, self._moves, self._unwanted
+            self._account, self._exchange, self._message, self._forward, self._extra, self._moves, self._why
         )
         made._fields = self._fields
         made._state = STREAMING

@@ -16,7 +16,7 @@ from router_node.middleware.access_log import AccessLog
 from router_node.middleware.keys import Authorizer
 from router_node.relay.deadlines import Deadlines
 from router_node.relay.headers import HeaderRules
-from router_node.relay.migrate import GRANTED, Migrations
+from router_node.relay.migrate import Migrations
 from router_node.relay.settings import RelaySettings
 from router_node.relay.track import Track
 from router_node.routes.table import RouteTable
@@ -79,7 +79,6 @@ class RelayCore:
         self.migrations: Migrations | None = None
         if settings.migration is not None:
             self.migrations = Migrations(settings.migration, loop, metrics)
-            self._common.append((names.JOURNAL, GRANTED))
         if settings.cluster_token:
             self._common.append((names.CLUSTER_TOKEN, settings.cluster_token))
 

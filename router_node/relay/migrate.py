@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_POOLS: Final = 1024  # with a budget of their own
 GRANTED: Final = b"1"
+ASKED: Final = (names.JOURNAL, b"1")
+UNWANTED: Final = "the client said laya-no-migrate"
 MIGRATABLE: Final = b"1"
 FULL: Final = "the router's journals are full"
 
@@ -41,18 +43,21 @@ class Migrations:
         self.poisons = Poisons(settings.poison_seconds, loop.time)
         self._budgets: dict[str, RetryBudget] = {}
 
-    def refusal(self, value: bytes, size: int, unwanted: bool) -> str:
-        """Why a stream cannot go on elsewhere whose node answered ``value`` (``laya-journal``); empty when it can.
+    def unfit(self, size: int, unwanted: bool) -> str:
+        """Why no journal is to be asked for, empty when one is.
 
-        ``size`` is the request's length in bytes; ``unwanted``: its client said so.
+        ``size`` is the request's length in bytes as far as it is known; ``unwanted``: its client said so.
         """
         if unwanted:
-            return "the client said laya-no-migrate"
+            return UNWANTED
+        most = self.settings.max_request_bytes
+        return f"the request is over {most} bytes" if size > most else ""
+
+    def refusal(self, value: bytes, size: int) -> str:
+        """Why a stream cannot go on elsewhere whose node answered ``value`` (``laya-journal``); empty when it can."""
         if value != GRANTED:
             return value.partition(b";")[2].strip()[:200].decode("ascii", "replace") or "the node keeps no journal"
-        if size > self.settings.max_request_bytes:
-            return f"the request is over {self.settings.max_request_bytes} bytes"
-        return ""
+        return self.unfit(size, False)
 
     def room(self, request: bytes) -> bool:
         """Take the first bytes of a journal."""

@@ -19,7 +19,7 @@ from router_node.relay.account import Account
 from router_node.relay.fields import Fields
 from router_node.relay.journal import Journal, TypedJournal
 from router_node.relay.methods import Method
-from router_node.relay.migrate import FULL, MIGRATABLE, Migrations, journal_value, stays
+from router_node.relay.migrate import ASKED, FULL, MIGRATABLE, UNWANTED, Migrations, journal_value, stays
 from router_node.relay.relay_stream import RelayStream
 from router_node.relay.trip import Trip
 from shared import headers as names
@@ -52,13 +52,14 @@ class MovingStream(RelayStream):
         ask: Fields,
         moves: Migrations,
     ) -> None:
-        super().__init__(down, account, fields, forward, method, ask)
+        unwanted = names.NO_MIGRATE in fields
+        super().__init__(down, account, fields, forward if unwanted else [*forward, ASKED], method, ask)
         self._moves = moves
         self._kept: list[Piece] | None = None
         self._kept_bytes = 0
         self._trip: Trip | None = None
         self._journal: Journal | None = None  # the trip's, while everything is taken down
-        self._why = ""  # why the stream cannot go on elsewhere, where its node said something of it
+        self._why = UNWANTED if unwanted else ""  # why the stream cannot go on elsewhere, where somebody said so
         self._note = b""  # what the client is told of that
         self._ahead = 0
         self._flowing = 0  # bytes on their way to the client
@@ -102,7 +103,9 @@ class MovingStream(RelayStream):
             return
         if not end and trip is None and headers[0] == _STATUS_200:
             value = journal_value(headers)
-            if value:
+            if self._why:
+                self._note = self._moves.note(self._why)
+            elif value:
                 self._consider(value)
             elif len(self._moves.poisons):
                 self._moves.poisons.lives(self._request())  # it answers
@@ -112,7 +115,7 @@ class MovingStream(RelayStream):
     def _consider(self, value: bytes) -> None:
         moves, account = self._moves, self._account
         size = max(self._kept_bytes, self._early_bytes) - _PREFIX
-        why = moves.refusal(value, size, names.NO_MIGRATE in self._fields)
+        why = moves.refusal(value, size)
         if not why:
             request = self._request()
             shape = _SHAPES.get(self._method.label)

@@ -269,6 +269,7 @@ async def test_a_pinned_answer_stays_and_its_end_says_why():
 async def test_a_client_that_wants_none_of_it_is_told_so():
     ask = Ask(rig(), (names.NO_MIGRATE, b"1"))
     node = ask.begun(part(chunk(0), 0))
+    assert names.JOURNAL not in node.headers, "the node is not to count on it"
     assert dict(ask.client.reply_headers)[names.MIGRATABLE] == b"0; the client said laya-no-migrate"
     assert ask.text == chunk(0)
     node.lose()
@@ -285,6 +286,15 @@ async def test_a_node_that_says_nothing_is_relayed_as_ever():
     assert chunk(0).startswith(ask.text) and ask.text
     node.lose()
     assert "elsewhere" not in ask.error()["message"]
+    ask.over()
+
+
+async def test_a_request_over_the_bound_is_not_migratable_and_says_so():
+    ask = Ask(rig(max_request_bytes=64))
+    node = ask.begun(part(chunk(0), 0))
+    assert names.JOURNAL not in node.headers
+    assert dict(ask.client.reply_headers)[names.MIGRATABLE] == b"0; the request is over 64 bytes"
+    ask.client.leave()
     ask.over()
 
 
@@ -305,6 +315,8 @@ async def test_a_node_without_room_is_left_for_another_before_the_answer_begins(
     say(node, head(429, ("content-type", "application/json")))
     node.settle()
     after = ask.begun(part(chunk(0), 0))
+    assert after.headers[names.JOURNAL] == b"1"
+    assert dict(ask.client.reply_headers)[names.MIGRATABLE] == b"1"
     assert names.RESUME not in after.headers
     after.finish()
     assert ask.text == chunk(0)

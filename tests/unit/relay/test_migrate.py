@@ -19,12 +19,12 @@ async def make(**settings: object) -> Migrations:
 
 async def test_a_node_s_word_decides_then_the_client_s_and_the_router_s_bounds() -> None:
     moves = await make(max_request_bytes=100)
-    assert moves.refusal(b"1", 100, False) == ""
-    assert moves.refusal(b"1", 101, False) == "the request is over 100 bytes"
-    assert moves.refusal(b"1", 1, True) == "the client said laya-no-migrate"
-    assert moves.refusal(b"0; beam search", 1, False) == "beam search"
-    assert moves.refusal(b"0", 1, False) == "the node keeps no journal"
-    assert len(moves.refusal(b"0;" + b"x" * 5000, 1, False)) <= 200
+    assert moves.unfit(100, False) == moves.refusal(b"1", 100) == ""
+    assert moves.unfit(101, False) == moves.refusal(b"1", 101) == "the request is over 100 bytes"
+    assert moves.unfit(1, True) == "the client said laya-no-migrate"
+    assert moves.refusal(b"0; beam search", 1) == "beam search"
+    assert moves.refusal(b"0", 1) == "the node keeps no journal"
+    assert len(moves.refusal(b"0;" + b"x" * 5000, 1)) <= 200
 
 
 async def test_memory_of_all_journals_is_bounded() -> None:

@@ -377,6 +377,7 @@ async def test_a_node_of_another_revision_is_no_other_node():
 async def test_a_client_that_wants_none_of_it_is_told_so():
     call = Call(rig(), (names.NO_MIGRATE, b"1"))
     node = call.node()
+    assert names.JOURNAL not in node.headers, "the node is not to count on it"
     node.begin(GRANT)
     assert dict(call.client.head)[names.MIGRATABLE] == b"0; the client said laya-no-migrate"
     node.sink.on_response_data(said(1), False)
