@@ -181,6 +181,7 @@ def report(found: Measured, command: str, load: float) -> str:
     added, loss = found.added_ms(), found.loss()
     return "\n".join(
         (
+            "## Real vLLM, through the router and directly\n",
             f"`{command}`, {facts['date']}, {facts['cores']} cores, hot path {facts['hot_path']}, load average "
             f"{facts['load_before']} before and {facts['load_after']} after; {found.errors} errors\n",
             table(found),
