@@ -54,10 +54,10 @@ _MODEL = "sim"
 _NO_TOKEN = {"LAYA_SERVER__CLUSTER_TOKEN": ""}
 _HEADING = """## Beside other routers, before the same nodes
 
-Simulated nodes, four of them; every router gets the same requests at the same times, in words of its own, whether or not
-it keeps up. Laya asks the nodes by gRPC, the others by HTTP at the nodes' own port; nobody gets a session's name. `good`
-is an answer whose first token came within a second and whose tokens came at 0.1 s each or faster; `cached` is the share of
-prompt tokens that a node found in its cache. nginx and Envoy (least connections) know nothing of models.
+Simulated nodes, four of them; every router gets the same requests at the same times, in words of its own, whether or
+not it keeps up. Laya asks the nodes by gRPC, the others by HTTP at the nodes' own port; nobody gets a session's name.
+`good` is an answer whose first token came within a second and whose tokens came at 0.1 s each or faster; `cached` is
+the share of prompt tokens that a node found in its cache. nginx and Envoy (least connections) know nothing of models.
 """
 
 
