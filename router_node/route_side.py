@@ -18,6 +18,7 @@ from router_node.routes.review import review
 from router_node.routes.rules import RouteError, Rule
 from router_node.routes.saved import Saver
 from router_node.routes.saved import read as read_saved
+from router_node.routes.slices import whole
 from shared import logging as logs
 from shared.config import Config, ConfigError
 
@@ -74,7 +75,7 @@ class RouteSide:
             self.manager.reset(Book("", 0, "", self._written) if self._store else Book.begun(self._written))
         try:
             # As a whole, once; the rules of the configuration were looked at one by one.
-            live = self.manager.compiled(self.manager.book)
+            live = whole(self.manager.compiled(self.manager.book))
             for warning in review(live.rules, list(live.rules), live.matcher, self.manager.pools()):
                 logs.event(log, logging.WARNING, "route_warning", detail=warning)
         except RouteError as error:

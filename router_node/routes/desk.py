@@ -11,6 +11,7 @@ from router_node.routes.book import Book, Change, Op, Put, applied, back
 from router_node.routes.manager import RouteManager
 from router_node.routes.review import review
 from router_node.routes.rules import RouteError, Rule
+from router_node.routes.slices import in_turns
 from shared.errors import Code, LayaError, invalid
 
 
@@ -110,10 +111,10 @@ class Desk:
         if change is None:
             return Outcome(book, None, [])
         after = Book(book.lineage, change.number, change.digest, applied(book.rules, change.ops))
-        matcher = self._manager.compiled(after, [op.name for op in change.ops]).matcher
+        live = await in_turns(self._manager.compiled(after, [op.name for op in change.ops]))
         changed = [op.rule.name for op in change.ops if isinstance(op, Put)]
         # All of it is plain data that nobody changes. A large table takes a while, for which requests must not wait.
-        warnings = await asyncio.to_thread(review, after.rules, changed, matcher, self._manager.pools())
+        warnings = await asyncio.to_thread(review, after.rules, changed, live.matcher, self._manager.pools())
         if dry:
             return Outcome(book, change, warnings)
         await self._keeper.write(book, change)

@@ -13,6 +13,7 @@ from router_node.routes.look import look
 from router_node.routes.matcher import Matcher
 from router_node.routes.plan import Plan
 from router_node.routes.rules import Rule
+from router_node.routes.slices import Steps, whole
 from shared.errors import LayaError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from router_node.relay.fields import Fields
 
 BYTES_PER_TOKEN: Final = 4  # of a prompt, before its pool is known
+_COMPILED: Final = 16  # units of work to compile one rule's conditions
 
 
 class LiveRoute:
@@ -53,6 +55,30 @@ class LiveTable:
         before: LiveTable | None = None,
         changed: Collection[str] | None = None,
     ) -> None:
+        whole(self._made(number, rules, caps, before, changed))
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        rules: Mapping[str, Rule],
+        caps: Mapping[str, int],
+        before: LiveTable | None = None,
+        changed: Collection[str] | None = None,
+    ) -> Steps[LiveTable]:
+        """As the constructor, in slices."""
+        table = cls.__new__(cls)
+        yield from table._made(number, rules, caps, before, changed)
+        return table
+
+    def _made(
+        self,
+        number: int,
+        rules: Mapping[str, Rule],
+        caps: Mapping[str, int],
+        before: LiveTable | None,
+        changed: Collection[str] | None,
+    ) -> Steps[None]:
         self.number = number
         self.rules = rules
         self._caps = caps
@@ -68,7 +94,10 @@ class LiveTable:
         for name in names:
             known, rule = old.get(name), rules[name]
             conditions[name] = made[name] if known is rule or known == rule else Conditions(rule)
-        self.matcher: Matcher = Matcher(conditions, before.matcher if before is not None else None, changed)
+            yield _COMPILED
+        self.matcher: Matcher = yield from Matcher.of(
+            conditions, before.matcher if before is not None else None, changed
+        )
         self.reads_body = self.matcher.reads_body
         """A request whose metadata says everything must be read all the same."""
         self._routes: dict[str, LiveRoute] = {}

@@ -2,7 +2,8 @@
 
 Changes come from three sides: an operator (through ``desk``), the store (through ``replica``), a file. All end in
 ``take``. Versions that follow each other quickly become one swap: the first at once, the next no sooner than 20 ms
-later, or ten times as long as the last took to compile.
+later, or ten times as long as the last took to compile. What takes long to compile is compiled in slices, and requests
+go by the version before until it is done.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from router_node.dispatch import Dispatcher
 from router_node.routes.book import Book, Change
 from router_node.routes.live import LiveTable
 from router_node.routes.rules import RouteError
+from router_node.routes.slices import Steps, Working, turn, whole
 from router_node.routes.table import RouteTable
 from shared.logging import event, get
 
@@ -48,9 +50,12 @@ class RouteManager:
         self._dispatcher = dispatcher
         self._loop = loop
         self._caps = caps
-        self._differ: set[str] | None = None  # rules in which the newest version differs from what requests go by
+        # Rules in which the newest version differs from the one that is being compiled, and that one from what requests
+        # go by; None where that is not known.
+        self._differ: set[str] | None = None
+        self._compiling: set[str] | None = set()
         self._next = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     @property
     def version(self) -> int:
@@ -58,13 +63,16 @@ class RouteManager:
         live = self._table.live
         return live.number if live is not None else 0
 
-    def compiled(self, book: Book, changed: Iterable[str] | None = None) -> LiveTable:
+    def compiled(self, book: Book, changed: Iterable[str] | None = None) -> Steps[LiveTable]:
         """A version compiled, sharing what it can with the one that requests go by. Raises RouteError.
 
         ``changed`` are the rules in which it differs from the newest version; None for who knows which.
         """
-        differ = None if changed is None or self._differ is None else self._differ.union(changed)
-        return LiveTable(book.number, book.rules, self._caps, self._table.live, differ)
+        parts = (changed, self._differ, self._compiling)
+        differ: set[str] | None = set()
+        for part in parts:
+            differ = None if part is None or differ is None else differ.union(part)
+        return LiveTable.of(book.number, book.rules, self._caps, self._table.live, differ)
 
     def take(self, change: Change) -> None:
         """The next version. Raises RouteError when it does not follow the newest one."""
@@ -123,16 +131,44 @@ class RouteManager:
 
     def _swap(self) -> None:
         self._timer = None
-        book = self.book
+        if not self.book.rules:
+            self._swapped(None)
+            return
+        steps = self.compiled(self.book, ())
+        differ, self._differ = self._differ, set()
+        self._compiling = differ
+        first = self._table.live is None  # nobody is to go by no rules while there are some
+        self._go_on(steps, self.book, 0.0, whole if first else turn)
+
+    def _go_on(
+        self, steps: Steps[LiveTable], book: Book, spent: float, work: Callable[[Steps[LiveTable]], LiveTable]
+    ) -> None:
         began = time.perf_counter()
+        live: LiveTable | None = None
         try:
-            self._table.swap(self.compiled(book, ()) if book.rules else None)
+            live = work(steps)
+        except Working:
+            spent += time.perf_counter() - began
+            self._timer = self._loop.call_soon(self._go_on, steps, book, spent, work)
+            return
         except RouteError as error:
             # Checked before it was written; only another version of Laya could have written it.
             event(log, logging.ERROR, "routes_unusable", version=book.number, detail=str(error), effect="the old stay")
-        else:
-            self._differ = set() if book.rules else None
-            self.swaps += 1
-            self.swapped_at = time.time()
-        spent = time.perf_counter() - began
+        self._timer = None
+        spent += time.perf_counter() - began
+        if live is not None:
+            self._swapped(live)
+        elif self._differ is not None:
+            self._differ = None if self._compiling is None else self._differ.union(self._compiling)
+        self._compiling = set()
         self._next = self._loop.time() + max(SWAP_EVERY, REST * spent)
+        if self.book is not book:  # there was another change meanwhile
+            self._timer = self._loop.call_later(self._next - self._loop.time(), self._swap)
+
+    def _swapped(self, live: LiveTable | None) -> None:
+        self._table.swap(live)
+        if live is None:
+            self._differ = None
+            self._next = self._loop.time() + SWAP_EVERY
+        self.swaps += 1
+        self.swapped_at = time.time()

@@ -17,12 +17,13 @@ from router_node.routes.bucket import Bucket
 from router_node.routes.conditions import Conditions
 from router_node.routes.facts import Facts
 from router_node.routes.patterns import PatternSet
+from router_node.routes.slices import Steps, whole
 
 REMEMBERED: Final = 4096  # names whose buckets are known without a look
 
 _Key = tuple[str, str]
 _ANY: Final[_Key] = ("any", "")
-_NO_RULES: Final = Bucket(())
+_NO_RULES: Final = Bucket()
 
 
 class Matcher:
@@ -39,13 +40,28 @@ class Matcher:
         before: Matcher | None = None,
         changed: Collection[str] | None = None,
     ) -> None:
+        whole(self._made(rules, before, changed))
+
+    @classmethod
+    def of(
+        cls, rules: dict[str, Conditions], before: Matcher | None = None, changed: Collection[str] | None = None
+    ) -> Steps[Matcher]:
+        """As the constructor, in slices."""
+        matcher = cls.__new__(cls)
+        yield from matcher._made(rules, before, changed)
+        return matcher
+
+    def _made(
+        self, rules: dict[str, Conditions], before: Matcher | None, changed: Collection[str] | None
+    ) -> Steps[None]:
         self.rules = rules
         old = before.rules if before is not None else {}
         names = changed if changed is not None and before is not None else old.keys() | rules.keys()
         differ = [name for name in names if old.get(name) is not rules.get(name)]
         gone = [old[name] for name in differ if name in old]
         come = [rules[name] for name in differ if name in rules]
-        self._buckets, touched = self._filled(before, gone, come)
+        yield len(differ)
+        self._buckets, touched = yield from self._filled(before, gone, come)
         kinds = {kind for kind, _ in touched}
         self._any = self._buckets.get(_ANY, _NO_RULES)
         if before is None or "exact" in kinds:
@@ -80,7 +96,7 @@ class Matcher:
     @staticmethod
     def _filled(
         before: Matcher | None, gone: Iterable[Conditions], come: Iterable[Conditions]
-    ) -> tuple[dict[_Key, Bucket], Collection[_Key]]:
+    ) -> Steps[tuple[dict[_Key, Bucket], Collection[_Key]]]:
         """The buckets, and the keys of those that are not as before."""
         buckets = dict(before._buckets) if before is not None else {}
         touched: dict[_Key, dict[str, Conditions]] = {}
@@ -95,12 +111,15 @@ class Matcher:
         for rule in gone:
             for key in rule.models:
                 at(key).pop(rule.rule.name, None)
+            yield 1
         for rule in come:
             for key in rule.models:
                 at(key)[rule.rule.name] = rule
+            yield 1
         for key, members in touched.items():
             if members:
-                buckets[key] = Bucket(members.values())
+                yield len(members)  # they were gathered above
+                buckets[key] = yield from Bucket.of(members.values())
             else:
                 buckets.pop(key, None)
         return buckets, touched.keys()

@@ -8,7 +8,8 @@ import pytest
 
 from router_node.dispatch import Dispatcher, DispatchSettings
 from router_node.routes import manager as module
-from router_node.routes.book import Book, Change, Remove
+from router_node.routes import slices
+from router_node.routes.book import Book, Change, Put, Remove
 from router_node.routes.desk import Desk, LocalKeeper
 from router_node.routes.manager import RouteManager
 from router_node.routes.rules import RouteError, Rule
@@ -108,3 +109,41 @@ async def test_no_rules_are_no_table() -> None:
     await site.desk.change([], [Remove("a")], author="me")
     await until(lambda: site.table.live is None, "requests go by models alone")
     assert not site.table.reads_body
+
+
+async def test_a_large_table_is_swapped_slice_by_slice_and_requests_go_by_the_old_one_until_it_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "REST", 0.0)
+    monkeypatch.setattr(module, "SWAP_EVERY", 0.0)
+    monkeypatch.setattr(slices, "SLICE", 100)
+    rules = {r.name: r for r in (rule(f"r{i:04}", when={"model": "m", "tenant": f"t{i}"}) for i in range(600))}
+    site = Site(*rules.values())
+    assert site.live == (1, sorted(rules))  # the first is whole at once
+
+    def put(name: str, pool: str) -> None:
+        change = site.manager.book.change([Put(rule(name, pool=pool, when={"model": "m", "tenant": "x"}))], "me")
+        assert change is not None
+        site.manager.take(change)
+
+    def pools(*names: str) -> list[str]:
+        assert site.table.live is not None
+        return [site.table.live.matcher.rules[name].rule.targets[0].pool for name in names]
+
+    put("r0100", "one")
+    assert site.live[0] == 1 and site.manager.book.number == 2
+    put("r0200", "two")  # while the one before is being compiled
+    assert pools("r0100", "r0200") == ["p", "p"]
+    turns = 0
+    while site.manager.swaps < 2 and turns < 10_000:
+        turns += 1
+        await asyncio.sleep(0)
+    assert 5 < turns < 10_000
+    assert site.live[0] == 2 and pools("r0100", "r0200") == ["one", "p"]
+    await until(lambda: site.live[0] == 3, "so is the one that came meanwhile")
+    assert pools("r0100", "r0200") == ["one", "two"]
+    put("r0300", "three")
+    site.manager.reset(Book.begun({"r0100": rule("r0100", pool="four")}))  # another table, meanwhile
+    await until(lambda: site.live == (1, ["r0100"]), "the other table is live")
+    assert pools("r0100") == ["four"]
+    site.manager.close()
