@@ -136,8 +136,7 @@ class MovingRelay(HttpRelay):
         whole = journal.feed(data)
         body = journal.take()
         try:
-            if self._state == WAITING and not self._begins(journal):
-                stream.consumed(len(data))
+            if self._state == WAITING and (whole or journal.stopped) and not self._begins(journal):
                 return
             if journal.stopped:
                 self._stop_journal(journal)
@@ -148,7 +147,7 @@ class MovingRelay(HttpRelay):
             self._node_failed(error)
             return
         if self._state == HOLDING:
-            stream.consumed(len(data))
+            stream.consumed(len(whole))
             if body:
                 self._hold(body)
             return
@@ -156,34 +155,37 @@ class MovingRelay(HttpRelay):
             self._acknowledge(stream, len(whole) - len(body))
         if body:
             self._pass_on(body)
+        if journal.pinned and not journal.stopped:
+            self._pin(journal, stream)
         more = journal.held - self._acked
         if journal.held > EARLY and more > 0:
+            # The rest of it may not fit into the window otherwise.
             self._acked += more
             stream.consumed(more)
-        if journal.pinned and not journal.stopped:
-            journal.stop(journal.pinned)
-            self._stop_journal(journal)
-            rest = self._reader.feed(journal.rest)
-            if journal.rest:
-                self._acknowledge(stream, len(journal.rest) - len(rest))
-            if rest:
-                self._pass_on(rest)
+
+    def _pin(self, journal: TunnelJournal, stream: ClientStream) -> None:
+        """From here on the answer passes as it comes."""
+        journal.stop(journal.pinned)
+        self._stop_journal(journal)
+        body = self._reader.feed(journal.rest)
+        self._acknowledge(stream, len(journal.rest) - len(body))
+        if body:
+            self._pass_on(body)
 
     def _begins(self, journal: TunnelJournal) -> bool:
-        """Whether the answer is on its way to the client. Raises LayaError for a head that is none."""
+        """Whether the answer is on its way to the client, or here. Raises LayaError for a head that is none."""
         raw = journal.take_head()
-        if not raw:
-            if journal.messages:
-                raise LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node's answer has no head.")
-            if not journal.stopped:
-                return False
-            self._stop_journal(journal)
-            return False
-        head = _known(raw) if len(raw) <= _SHORT else read_head(raw)
-        self._reader.head = head
-        if not head.events:
-            journal.stop("the answer is no stream of events")
-        return self._answer(head) and self._state != OVER
+        if raw:
+            head = _known(raw) if len(raw) <= _SHORT else read_head(raw)
+            self._reader.head = head
+            if not head.events:
+                journal.stop("the answer is no stream of events")
+            return self._answer(head)
+        if journal.messages:
+            raise LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node's answer has no head.")
+        self._stop_journal(journal)  # at the very first message: what it is, is for the reader to say
+        super().on_response_data(journal.rest, False)
+        return False
 
     def _acknowledge(self, stream: ClientStream, beside: int) -> None:
         """Of whole messages, ``beside`` are no body bytes; some of it all may have been acknowledged before."""

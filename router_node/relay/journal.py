@@ -20,6 +20,7 @@ from shared.net.gather import Piece, gather, whole
 from shared.pb.laya.v1 import inference_pb2 as pb
 
 MAX_MESSAGE: Final = 256 << 10  # bytes of a message that may be held until it is whole
+MAX_CHUNK: Final = 1100 << 10  # the same for the tunnel, whose nodes send up to 1 MiB of a body at once
 LUMP: Final = 8192  # bytes in which memory is asked for
 PER_ENTRY: Final = 4  # bytes of a token id, and of a message's count of them
 DONE: Final = b"data: [DONE]\n\n"  # the last event of a stream over HTTP
@@ -63,6 +64,7 @@ class Journal:
 
     __slots__ = (
         "_charged",
+        "_most_message",
         "_most_tokens",
         "_need",
         "_pieces",
@@ -93,6 +95,7 @@ class Journal:
         self.rest = b""
         self._pieces: list[Piece] = []
         self._need = _PREFIX
+        self._most_message = MAX_MESSAGE
         self._most_tokens = most_tokens
         self._purse = purse
         self._charged = first_charge(request)
@@ -114,7 +117,7 @@ class Journal:
         need = _PREFIX
         while size - at >= _PREFIX:
             need = _PREFIX + int.from_bytes(data[at + 1 : at + _PREFIX], "big")
-            if need > MAX_MESSAGE or data[at]:
+            if need > self._most_message or data[at]:
                 return self._stop("a message is compressed" if data[at] else "a message is too large", data, at)
             end = at + need
             if end > size:
@@ -250,6 +253,7 @@ class TunnelJournal(Journal):
 
     def __init__(self, request: bytes, most_tokens: int, purse: Purse) -> None:
         super().__init__(request, most_tokens, purse)
+        self._most_message = MAX_CHUNK
         self.head = b""
         self.pinned = ""
         self._bodies: list[bytes] = []

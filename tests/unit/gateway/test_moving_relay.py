@@ -427,7 +427,7 @@ async def test_a_message_longer_than_the_window_is_acknowledged_while_it_comes()
 async def test_a_message_beyond_all_bounds_passes_as_it_comes():
     ask = Ask(rig())
     node = ask.begun()
-    body = b"data: " + b"y" * 300_000 + b"\n\n"
+    body = b"data: " + b"y" * 1_200_000 + b"\n\n"
     message = part(body)
     say(node, message[:20_000])
     assert ask.text == message[:20_000][len(message) - len(body) :]
