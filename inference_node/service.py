@@ -202,10 +202,11 @@ class _Run:
         job = self._job
         engine = state.serving.engine
         left = job.generate.sampling.n
-        async with self._door.visit(self._service, job.call, job.need, job.generate.priority, self._arrived) as visit:
+        visit = self._door.visit(self._service, job.call, job.need, job.generate.priority, self._arrived)
+        visit.migratable = self._granted
+        visit.stop = self._stop
+        async with visit:
             self._visit = visit
-            visit.migratable = self._granted
-            visit.stop = self._stop
             if visit.trace is not None:
                 visit.trace.typed(self._service, job)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -14,6 +15,8 @@ from inference_node.engines import sim_text
 from inference_node.node import Node
 from shared.config.schema import SimConfig
 from shared.pb.laya.v1 import inference_pb2 as pb
+from shared.pb.laya.v1 import node_pb2
+from tests.support.ports import until
 from tests.support.resumes import ASK, RESUME, Heard, hear, resumed, web
 from tests.unit.node.harness import config, running
 
@@ -265,6 +268,35 @@ async def test_a_draining_node_hands_its_streams_over_at_once(nodes: tuple[Node,
             rest = await hear(nodes[1].address, resumed(request, heard.messages), (*RESUME, *named))
             assert not rest.code
             assert len(heard.tokens) + len(rest.tokens) == 60
+
+
+async def test_what_waits_for_room_is_handed_over_too(nodes: tuple[Node, Node]):
+    slow = SimConfig(prefill_tokens_per_second=1e7, decode_base_ms=30.0, decode_per_sequence_ms=0.0)
+    async with running(config(sim=slow, max_num_seqs=1)) as (node, _):
+        first = asyncio.create_task(hear(node.address, generate(ignore_eos=True, max_tokens=60)))
+        second = asyncio.create_task(hear(node.address, web_chat(ignore_eos=True)))
+        admission = node.state.serving.admission
+        await until(lambda: (admission.running, admission.waiting) == (1, 1), "one runs and one waits")
+        node.drainer.begin(60.0, migrate=True)
+        for heard in await asyncio.gather(first, second):
+            assert (heard.code, heard.reason) == ("UNAVAILABLE", "DRAINING")
+
+
+@pytest.mark.parametrize("metadata", [ASK, ()], ids=["granted", "not granted"])
+async def test_at_the_end_of_the_grace_whatever_is_left_is_handed_over(nodes: tuple[Node, Node], metadata: Any):
+    slow = SimConfig(prefill_tokens_per_second=1e7, decode_base_ms=30.0, decode_per_sequence_ms=0.0)
+    async with running(config(sim=slow)) as (node, client):
+
+        def drain(heard: Heard) -> None:
+            if len(heard.messages) == 2:
+                node.drainer.begin(0.01)
+
+        for request in (generate(ignore_eos=True, max_tokens=200), web_chat(ignore_eos=True, max_tokens=200)):
+            heard = await hear(node.address, request, metadata, after_each=drain)
+            assert (heard.code, heard.reason) == ("UNAVAILABLE", "DRAINING")
+            node.drainer.undo()
+        drained = await client.unary("drain", node_pb2.DrainRequest(grace_seconds=5, migrate=True))
+        assert drained.draining
 
 
 async def test_a_draining_node_lets_others_go_on(nodes: tuple[Node, Node]):

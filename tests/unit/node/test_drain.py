@@ -14,6 +14,7 @@ from inference_node.metrics import NodeMetrics
 from inference_node.report import Reporter
 from inference_node.state import NodeState
 from shared import logging as logs
+from shared.errors import Code, LayaError
 from tests.support.ports import until
 from tests.unit.node.harness import config
 from tests.unit.node.test_report import serving
@@ -51,6 +52,28 @@ async def test_a_visit_past_the_grace_is_cancelled_and_leaves_nothing():
     await asyncio.wait({task}, timeout=1)
     assert task.cancelled() and not door.visits
     assert admission.running == 0 and door.reporter.live("w") == []
+
+
+async def test_with_migrate_only_those_that_can_go_on_elsewhere_end_at_once():
+    _, admission, door, drainer = parts()
+    told: list[LayaError] = []
+
+    async def granted() -> None:
+        entering = door.visit("generate", Call({}, "m"), Need([10], 10), 0, 0.0)
+        entering.migratable = True
+        entering.stop = lambda error: bool(told.append(error))  # says False: the task is to be cancelled
+        async with entering:
+            await asyncio.Event().wait()
+
+    stays, goes = asyncio.create_task(visit(door)), asyncio.create_task(granted())
+    await until(lambda: admission.running == 2, "both run")
+    drainer.begin(60.0, migrate=True)
+    await asyncio.wait({goes}, timeout=1)
+    assert goes.cancelled() and not stays.done()
+    assert [(error.code, error.reason) for error in told] == [(Code.UNAVAILABLE, "DRAINING")]
+    stays.cancel()
+    await asyncio.wait({stays})
+    await drainer.close()
 
 
 async def test_a_new_grace_replaces_the_old_and_undo_keeps_what_runs():
