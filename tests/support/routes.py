@@ -28,14 +28,22 @@ class Site:
     """One router's table and its replica."""
 
     def __init__(
-        self, url: str, seed: Mapping[str, Rule] | None = None, *, token: str = "t", cluster: str = "c"
+        self,
+        url: str,
+        seed: Mapping[str, Rule] | None = None,
+        *,
+        token: str = "t",
+        cluster: str = "c",
+        op_timeout: float = 0.5,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.dispatcher = Dispatcher("w", DispatchSettings(), loop.time)
         self.table = RouteTable(self.dispatcher)
         self.manager = RouteManager(self.table, self.dispatcher, loop, CAPS)
         rules = dict(seed or {})
-        self.replica = Replica(self.manager, url, cluster, token, seed=lambda: rules, reconcile=0.5, op_timeout=0.5)
+        self.replica = Replica(
+            self.manager, url, cluster, token, seed=lambda: rules, reconcile=0.5, op_timeout=op_timeout
+        )
         self.desk = Desk(self.manager, self.replica)
 
     @property
@@ -69,12 +77,13 @@ class Site:
 class Sites:
     """Several of them, closed in the end."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, op_timeout: float = 0.5) -> None:
         self.url = url
+        self.op_timeout = op_timeout
         self._all: list[Site] = []
 
     async def one(self, *seed: Rule, start: bool = True, **more: Any) -> Site:
-        site = Site(more.pop("url", self.url), {r.name: r for r in seed}, **more)
+        site = Site(more.pop("url", self.url), {r.name: r for r in seed}, op_timeout=self.op_timeout, **more)
         self._all.append(site)
         if start:
             await site.replica.start()
