@@ -6,6 +6,7 @@ that the rest equals the undisturbed run is printed as a share, and not asked fo
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -121,6 +122,25 @@ async def test_a_typed_stream_goes_on_after_any_of_its_messages(bench: Bench):
                 assert "".join(m.text for m in had) + rest.text == whole.text
     print(f"typed: {equal} of {total} resumed streams equal the undisturbed run token for token")
     assert equal > 0
+
+
+async def test_how_often_the_rest_equals_an_undisturbed_run_is_printed_beside_two_undisturbed_ones(bench: Bench):
+    """Which of the two is larger proves nothing: numbers depend on the shape of a batch, resumed or not."""
+    starts = ("Once upon a time", "The recipe needs", "In the year 1800", "Dear Sir,", "The capital of Spain", "My cat")
+    requests = [generate(text, max_tokens=48, ignore_eos=True) for text in starts]
+    alone = [await bench.hear(request) for request in requests]
+    crowded = await asyncio.gather(*map(bench.hear, requests))
+    cuts = [5 + 7 * i for i in range(len(requests))]
+    pieces = [heard.messages[:k] for heard, k in zip(alone, cuts, strict=True)]
+    rests = await asyncio.gather(*(bench.go_on(r, had) for r, had in zip(requests, pieces, strict=True)))
+    moved = 0
+    for heard, had, rest in zip(alone, pieces, rests, strict=True):
+        tokens = [t for m in had for t in m.token_ids] + rest.tokens
+        assert len(tokens) == 48 == rest.messages[-1].usage.completion_tokens
+        assert tokens[: len(had)] == heard.tokens[: len(had)]
+        moved += tokens == heard.tokens
+    control = sum(one.tokens == other.tokens for one, other in zip(alone, crowded, strict=True))
+    print(f"equal to a run alone: {moved} of {len(starts)} moved under load, {control} undisturbed under load")
 
 
 @pytest.mark.parametrize("path", ["chat", "completions"])
