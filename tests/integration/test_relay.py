@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2
 from grpc_status import rpc_status
 
 from router_node.middleware.keys import KeyStore
+from shared.headers import NO_MIGRATE
 from shared.pb.laya.v1 import inference_pb2 as pb
 from tests.support.calls import stub_of
 from tests.support.ports import eventually, until
@@ -313,7 +314,7 @@ async def test_a_lost_node_is_told_and_the_next_request_goes_elsewhere() -> None
             request = pb.GenerateRequest(model=model, text="a long story")
             request.sampling.max_tokens = 4000
             request.sampling.ignore_eos = True
-            stream = stub.Generate(request)
+            stream = stub.Generate(request, metadata=((NO_MIGRATE.decode(), "1"),))
             await stream.read()
             node = dict(await stream.initial_metadata())["laya-node"]
 
@@ -323,7 +324,8 @@ async def test_a_lost_node_is_told_and_the_next_request_goes_elsewhere() -> None
             for _ in range(4):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 writer.write(
-                    b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
+                    b"POST %b HTTP/1.1\r\nhost: a\r\n%b: 1\r\ncontent-length: %d\r\n\r\n%b"
+                    % (CHAT.encode(), NO_MIGRATE, len(body), body)
                 )
                 head = await reader.readuntil(b"\r\n\r\n")
                 on = next(line for line in head.split(b"\r\n") if line.startswith(b"laya-node: "))[11:].decode()
