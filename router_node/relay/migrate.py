@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from router_node.admin.metrics import RouterMetrics
-    from router_node.dispatch import Reservation
+    from router_node.dispatch import Pool, Reservation
 
 MAX_POOLS: Final = 1024  # with a budget of their own
 GRANTED: Final = b"1"
@@ -41,7 +41,7 @@ class Migrations:
         self.metrics = metrics
         self.purse = Purse(settings.memory, metrics.moves)
         self.poisons = Poisons(settings.poison_seconds, loop.time)
-        self._budgets: dict[str, RetryBudget] = {}
+        self._budgets: dict[str, tuple[Pool, RetryBudget]] = {}
 
     def unfit(self, size: int, unwanted: bool) -> str:
         """Why no journal is to be asked for, empty when one is.
@@ -68,14 +68,14 @@ class Migrations:
         self.metrics.moves.keeps(why)
         return b"0; " + why.encode("ascii", "replace")
 
-    def may_move(self, pool: str, sent: int) -> bool:
-        """Take one move from a pool's budget; it has been sent so many requests."""
-        budget = self._budgets.get(pool)
-        if budget is None:
+    def may_move(self, name: str, pool: Pool) -> bool:
+        """Take one move from the budget of the pool with this name."""
+        found = self._budgets.get(name)
+        if found is None or found[0] is not pool:  # a new pool counts from the start
             if len(self._budgets) >= MAX_POOLS:
                 self._budgets.clear()
-            budget = self._budgets[pool] = RetryBudget(self.settings.share, self.settings.burst)
-        return budget.take(sent)
+            found = self._budgets[name] = (pool, RetryBudget(self.settings.share, self.settings.burst))
+        return found[1].take(pool.sent)
 
     # Requests that nodes die of.
 

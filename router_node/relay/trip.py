@@ -210,7 +210,8 @@ class Trip:
         if old is None or not pools:
             raise self._gave_up("no_other_node", _NO_OTHER)
         if not self._others(pools[0]):
-            if len(pools[0].nodes) < 2 or moves.loop.time() - self._lost_at > account.core.settings.queue_timeout:
+            others = any(node_id != self._source for node_id in pools[0].nodes)
+            if not others or moves.loop.time() - self._lost_at > account.core.settings.queue_timeout:
                 raise self._gave_up("no_other_node", _NO_OTHER)
             self._failures += 1  # one may be on its way back
             self.seek()
@@ -219,7 +220,7 @@ class Trip:
             ask.refusals = old.ask.refusals
         if self._prefilled + ask.prompt_tokens > moves.settings.max_prefill_tokens:
             raise self._gave_up("tokens", "too many tokens would have to be computed again")
-        if not moves.may_move(ask.model, pools[0].sent):
+        if not moves.may_move(ask.model, pools[0]):
             raise self._gave_up("pool_budget", "too many streams of its model are moved already")
         try:
             outcome = dispatcher.retry(old, self._tried, ask) or dispatcher.submit(ask, self._granted, self._no_room)

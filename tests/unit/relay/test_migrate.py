@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from router_node.admin.metrics import RouterMetrics
+from router_node.dispatch import DispatchSettings, Pool
 from router_node.relay.journal import first_charge
 from router_node.relay.migrate import MAX_POOLS, Migrations, journal_value, stays
 from router_node.relay.settings import MigrationSettings
@@ -15,6 +16,10 @@ from shared.errors import LayaError, unavailable
 async def make(**settings: object) -> Migrations:
     loop = asyncio.get_running_loop()
     return Migrations(MigrationSettings(**settings), loop, RouterMetrics())  # type: ignore[arg-type]
+
+
+def pool() -> Pool:
+    return Pool("m", "", DispatchSettings())
 
 
 async def test_a_node_s_word_decides_then_the_client_s_and_the_router_s_bounds() -> None:
@@ -34,15 +39,20 @@ async def test_memory_of_all_journals_is_bounded() -> None:
 
 async def test_each_pool_has_a_budget_of_its_own() -> None:
     moves = await make(share=0.5, burst=2)
-    assert [moves.may_move("a@", 10) for _ in range(3)] == [True, True, False]
-    assert moves.may_move("b@", 10)
-    assert moves.may_move("a@", 12), "it fills with what the pool is sent"
+    one, other = pool(), pool()
+    one.sent = 10
+    assert [moves.may_move("a@", one) for _ in range(3)] == [True, True, False]
+    assert moves.may_move("b@", other)
+    one.sent = 12
+    assert moves.may_move("a@", one), "it fills with what the pool is sent"
+    assert not moves.may_move("a@", one)
+    assert moves.may_move("a@", pool()), "one that comes in its place begins anew"
 
 
 async def test_budgets_are_bounded_in_number() -> None:
-    moves = await make()
+    moves, shared = await make(), pool()
     for i in range(2 * MAX_POOLS):
-        moves.may_move(f"m{i}@", 0)
+        moves.may_move(f"m{i}@", shared)
     assert len(moves._budgets) <= MAX_POOLS
 
 
