@@ -18,11 +18,13 @@ from inference_node.state import NodeState, Serving
 from inference_node.tracing import Trace, Tracing
 from shared.errors import LayaError, unavailable
 
+EVERY = 17  # one request in so many has its messages timed
+
 
 class Door:
     """Makes visits; one per node."""
 
-    __slots__ = ("_metrics", "clock", "reporter", "state", "tracing", "visits")
+    __slots__ = ("_metrics", "_turn", "clock", "reporter", "state", "tracing", "visits")
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Door:
     ) -> None:
         """``clock`` is in seconds and fine enough to time a request (an event loop's own may tick in milliseconds)."""
         self.tracing = tracing
+        self._turn = 0
         self.state = state
         self.reporter = reporter
         self.clock = clock
@@ -48,6 +51,11 @@ class Door:
             if (visit.stop is None or not visit.stop(error)) and task is not None:
                 task.cancel()
         return len(chosen)
+
+    def sampled(self) -> bool:
+        """Whether the request that comes now is one of the few whose messages are timed."""
+        self._turn = (self._turn + 1) % EVERY
+        return self._turn == 0
 
     def visit(self, service: str, call: Call, need: Need, priority: int, arrived: float) -> Visit:
         """A request that wants in; ``arrived`` is when it came, by the door's clock. Raises NOT_READY."""
@@ -112,7 +120,7 @@ class Visit:
         self.trace: Trace | None = None
         if door.tracing is not None:
             self.trace = door.tracing.begin(call, arrived, door.clock())
-        self.timed = call.timed or self.trace is not None
+        self.timed = door.sampled() or call.timed or self.trace is not None
 
     async def __aenter__(self) -> Visit:
         call = self._call
@@ -148,6 +156,8 @@ class Visit:
         service.total.observe(self._door.clock() - self.arrived)
         if error is None:
             service.served.inc()
+            if self.timed and self.serialising:
+                service.serialise.observe(self.serialising)
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
             service.cancelled.inc()
         else:

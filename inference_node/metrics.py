@@ -22,6 +22,7 @@ from shared.version import __version__
 
 SERVICES = ("generate", "complete", "chat", "embed", "openai")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 _NET = ("connections_accepted", "connections_closed", "streams_accepted", "streams_refused", "streams_reset")
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,7 +30,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 class ServiceMetrics:
     """Counters of one service with the labels resolved, so that counting is one call."""
 
-    __slots__ = ("cancelled", "failed", "queue", "refused", "served", "total", "ttft")
+    __slots__ = ("cancelled", "failed", "queue", "refused", "serialise", "served", "total", "ttft")
 
     def __init__(self, metrics: NodeMetrics, service: str) -> None:
         self.served = metrics.requests.labels(service, "ok")
@@ -39,6 +40,7 @@ class ServiceMetrics:
         self.queue = metrics.queue_seconds.labels(service)
         self.ttft = metrics.ttft_seconds.labels(service)
         self.total = metrics.request_seconds.labels(service)
+        self.serialise = metrics.serialise_seconds.labels(service)
 
 
 class NodeMetrics:
@@ -68,6 +70,13 @@ class NodeMetrics:
         )
         self.request_seconds = Histogram(
             "laya_node_request_seconds", "Arrival to end", ("service",), registry=registry, buckets=_SECONDS
+        )
+        self.serialise_seconds = Histogram(
+            "laya_node_serialise_seconds",
+            "Making the messages of an answer and handing them on, of one request in 17",
+            ("service",),
+            registry=registry,
+            buckets=_FINE_SECONDS,
         )
         registry.register(_Gauges(state, reporter, net or NetCounters()))
         self.services = {name: ServiceMetrics(self, name) for name in SERVICES}

@@ -1,4 +1,4 @@
-"""Where one request's time went, by stage, and the mean of many.
+"""Where one request's time went, by stage; the mean of many; and the same from the servers' own histograms.
 
 ==============  =====================================================================================
 stage           seconds
@@ -19,10 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from shared.client import Timings
+from typing import Final, Protocol
 
 STAGES: Final = ("route", "queue", "prefill", "decode", "serialise", "rest")
 ASK: Final[Mapping[str, str]] = {"laya-timing": "1"}  # metadata of a request that wants all of it
@@ -41,7 +38,28 @@ class Breakdown:
     total: float = 0.0
 
 
-def breakdown(timings: Timings, seconds: float) -> Breakdown:
+class Timed(Protocol):
+    """What a node and a router say of a request, in seconds: ``shared.client.Timings``."""
+
+    queue: float
+    ttft: float
+    total: float
+    serialise: float
+    route: float
+    waited: float
+
+
+@dataclass(slots=True)
+class _Means:
+    queue: float
+    ttft: float
+    total: float
+    serialise: float
+    route: float
+    waited: float
+
+
+def breakdown(timings: Timed, seconds: float) -> Breakdown:
     """The stages of a request that took its client so many seconds. What clocks disagree about is never negative."""
     serialise = min(timings.serialise, max(0.0, timings.total - timings.ttft))
     known = timings.route + timings.waited + timings.total
@@ -63,6 +81,39 @@ def mean(many: Iterable[Breakdown]) -> Breakdown | None:
         return None
     names = [field.name for field in fields(Breakdown)]
     return Breakdown(**{name: sum(getattr(one, name) for one in items) / len(items) for name in names})
+
+
+Sums = Mapping[str, tuple[float, float]]  # histograms by name: the sum of seconds, and the count
+
+
+def averaged(sums: Sums, seconds: float) -> Breakdown | None:
+    """The mean stages by the histograms of routers and nodes, for requests that took clients ``seconds`` on average.
+
+    Names are those of the metrics pages, ``laya_router_stage_seconds, match`` where there are stages. The histograms
+    hold samples of the same requests, so what does not add up is in ``rest``. None where no node has answered any.
+    """
+
+    def of(name: str) -> tuple[float, float]:
+        return sums.get(name, (0.0, 0.0))
+
+    def middle(name: str) -> float:
+        total, count = of(name)
+        return total / count if count else 0.0
+
+    if not of("laya_node_ttft_seconds")[1]:
+        return None
+    router = "laya_router_stage_seconds, "
+    waited, routed = of(f"{router}queue")[0], of(f"{router}match")[1]
+    queue, ttft = middle("laya_node_queue_seconds"), middle("laya_node_ttft_seconds")
+    timings = _Means(
+        queue=queue,
+        ttft=max(queue, ttft),
+        total=max(queue, ttft, middle("laya_node_request_seconds")),
+        serialise=middle("laya_node_serialise_seconds"),
+        route=middle(f"{router}match") + middle(f"{router}relay_in"),
+        waited=waited / routed if routed else 0.0,
+    )
+    return breakdown(timings, seconds)
 
 
 def lines(found: Breakdown) -> list[str]:

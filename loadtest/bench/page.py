@@ -59,6 +59,7 @@ def html(report: Report, pictures: Mapping[str, bytes]) -> str:
             parts.append(f"<p>{escape(_ABOUT[name])}</p>")
     parts.append("<h2>Not answered, by reason</h2>" + _counts(dict(reasons(report.rounds))))
     parts.append("<h2>Answered, by node</h2>" + _counts(per_node(report.rounds)))
+    parts.append(_split(report))
     parts.append(_stages(report))
     parts.append("<h2>Environment</h2>" + _table(["", ""], list(report.environment.items())))
     text = msgspec.yaml.encode(plan).decode()
@@ -122,6 +123,15 @@ def _figures(report: Report) -> str:
         made.append((name, shown(middle), between, *(_cell(v) for v in values)))
     count = len(report.whole_rounds() or report.rounds)
     return _table(["", "median", "mean, 95 %", *(f"round {i + 1}" for i in range(count))], made)
+
+
+def _split(report: Report) -> str:
+    known = [one.split for one in report.rounds if one.split]
+    if not known:
+        return ""
+    table = [(name, shown(1e3 * median([split[name] for split in known]))) for name in known[0]]
+    about = "Means of answered requests, by the histograms of router and nodes; rest is the network, relay and client."
+    return f"<h2>Where a request's time goes</h2><p>{about}</p>" + _table(["", "ms"], table)
 
 
 def _stages(report: Report) -> str:

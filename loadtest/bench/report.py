@@ -96,6 +96,8 @@ class Round(msgspec.Struct):
     partial: bool = False
     stages: dict[str, float] = {}
     """Mean seconds by the servers' own histograms."""
+    split: dict[str, float] = {}
+    """Mean seconds of an answered request in each stage (``shared.timing``), by the same histograms."""
     figures: dict[str, float] = {}
 
 

@@ -18,7 +18,7 @@ from loadtest.bench.drive import Driven, drive
 from loadtest.bench.plan import Peak, Plan
 from loadtest.bench.report import Report, Round, figures, hundredths
 from loadtest.bench.target import Found, TargetDown, environment, probe
-from loadtest.bench.watch import Watched, Watcher, means
+from loadtest.bench.watch import Watched, Watcher, means, split
 from loadtest.bench.work import requests
 from shared.tasks import cancel_all
 
@@ -134,7 +134,9 @@ class Runner:
             await cancel_all([death])
         one = self._made(number, seed, start, driven)
         report.rounds.append(one)
-        one.stages = means(before, await state.watcher.stages())
+        after = await state.watcher.stages()
+        one.stages = means(before, after)
+        one.split = split(before, after, [row.total for row in one.rows if row.served])
         f = one.figures
         self._say(
             f"round {number + 1} of {plan.rounds}, {report.target}: {f['served']:.0f} of {f['offered']:.0f} answered, "

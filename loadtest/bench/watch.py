@@ -6,11 +6,12 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 
 from loadtest.bench.report import NodeSample, ProcessSample, Sample
 from loadtest.rig import children, cpu_seconds, rss_bytes
+from shared.timing import averaged
 
 _LIMIT = 2.0  # seconds for a page
 _LONGEST = 8 << 20
@@ -201,6 +202,18 @@ def means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, 
         if count > had:
             out[name] = (total - was) / (count - had)
     return out
+
+
+def split(
+    before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]], seconds: Sequence[float]
+) -> dict[str, float]:
+    """Mean seconds in each stage of a request, of those that took their clients so long; empty where not known."""
+    sums = {}
+    for name, (total, count) in after.items():
+        was, had = before.get(name, (0.0, 0.0))
+        sums[name] = (total - was, count - had)
+    found = averaged(sums, sum(seconds) / len(seconds)) if seconds else None
+    return asdict(found) if found is not None else {}
 
 
 def family(pid: int) -> list[int]:

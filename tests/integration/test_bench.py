@@ -44,6 +44,7 @@ def test_smoke_starts_a_cluster_and_writes_its_report(tmp_path: Path) -> None:
     assert {"router", "node-1", "node-2", "bench"} <= set(report["samples"][-1]["processes"])
     assert set(report["samples"][-1]["nodes"]) == {"node-1", "node-2"}
     assert report["rounds"][0]["stages"]["laya_node_ttft_seconds"] > 0
+    assert report["rounds"][0]["split"]["prefill"] > 0 and report["rounds"][0]["split"]["decode"] > 0
     assert "laya bench smoke" in report["command"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from inference_node.admission import Need
 from inference_node.call import Call
+from inference_node.door import EVERY
 from shared.errors import LayaError
 from tests.support.ports import until
 from tests.unit.node.test_drain import parts
@@ -92,3 +93,22 @@ async def test_a_cancelled_wait_is_counted_while_it_waits_and_not_after():
         await asyncio.wait({task})
         assert admission.waiting == 0 and door.reporter.live("w") == []
     assert counts(door) == {"ok": 1.0, "error": 0.0, "refused": 0.0, "cancelled": 1.0}
+
+
+async def test_one_request_in_seventeen_has_its_messages_timed():
+    _, _, door, _ = parts()
+    for _ in range(2 * EVERY):
+        async with door.visit("generate", call(), Need([60], 60), 0, door.clock()) as visit:
+            visit.first_token()
+            if visit.timed:
+                visit.serialising += 0.002
+    page = door._metrics.exposition().decode()
+    assert 'laya_node_serialise_seconds_count{service="generate"} 2.0' in page
+    assert 'laya_node_serialise_seconds_sum{service="generate"} 0.004' in page
+
+
+async def test_a_client_may_have_its_messages_timed():
+    _, _, door, _ = parts()
+    asked = Call({b"laya-timing": b"1"}, "a")
+    async with door.visit("generate", asked, Need([60], 60), 0, door.clock()) as visit:
+        assert visit.timed

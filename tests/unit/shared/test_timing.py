@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.client import Timings, told
-from shared.timing import STAGES, Breakdown, breakdown, lines, mean
+from shared.timing import STAGES, Breakdown, averaged, breakdown, lines, mean
 
 SECONDS = st.floats(0.0, 1e3)
 
@@ -48,3 +48,25 @@ def test_each_stage_has_a_line_with_its_share() -> None:
     assert [line.split()[0] for line in shown] == [*STAGES, "total"]
     assert shown[0].split()[1:] == ["1.000", "ms", "25.0%"]
     assert lines(Breakdown())[-1].split()[1:] == ["0.000", "ms"]
+
+
+def test_the_servers_histograms_give_the_mean_of_all() -> None:
+    sums = {
+        "laya_router_stage_seconds, match": (0.002, 10.0),
+        "laya_router_stage_seconds, relay_in": (0.001, 10.0),
+        "laya_router_stage_seconds, queue": (5.0, 1.0),  # one in ten waited
+        "laya_node_queue_seconds": (17.0, 170.0),
+        "laya_node_ttft_seconds": (51.0, 170.0),
+        "laya_node_request_seconds": (170.0, 170.0),
+        "laya_node_serialise_seconds": (1.0, 10.0),
+    }
+    found = averaged(sums, 2.0)
+    assert found is not None
+    expected = Breakdown(route=0.0003, queue=0.6, prefill=0.2, decode=0.6, serialise=0.1, rest=0.4997, total=2.0)
+    for stage in (*STAGES, "total"):
+        assert getattr(found, stage) == pytest.approx(getattr(expected, stage)), stage
+
+
+def test_without_a_node_that_answered_there_is_no_mean() -> None:
+    assert averaged({}, 1.0) is None
+    assert averaged({"laya_node_ttft_seconds": (0.0, 0.0)}, 1.0) is None

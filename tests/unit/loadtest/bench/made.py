@@ -34,6 +34,7 @@ def made(ttft: float = 0.1, seed: int = 1, rounds: int = 5, pair: str = "", refu
         one = Round(number, seed + number, number * 10.0, 10.0, rows, hundredths(gaps), 0.001)
         one.figures = figures(rows, gaps, 10.0, PLAN)
         one.stages = {"laya_node_ttft_seconds": 0.05}
+        one.split = {"route": 0.0001, "decode": 0.2, "total": 0.25}
         report.rounds.append(one)
     for i in range(20):
         node = NodeSample(1000.0 - 10 * i, 1000.0, 3.0, 1.0)

@@ -46,7 +46,8 @@ def test_it_tells_where_the_figures_come_from() -> None:
     report.partial = "the budget of 5 s was used up"
     text = page.html(report, {})
     for part in ("laya bench made", "abc", "seed", "127.0.0.1:1", "the bench itself was late", "Only a part was run",
-                 "queue_full", "TTFT p50, ms", "round 5", "laya_node_ttft_seconds", "rate: 10"):  # fmt: skip
+                 "queue_full", "TTFT p50, ms", "round 5", "Where a request's time goes",
+                 "laya_node_ttft_seconds", "rate: 10"):  # fmt: skip
         assert part in text, part
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from loadtest.bench.report import NodeSample
-from loadtest.bench.watch import Watched, Watcher, family, histograms, means, nodes_of, page, ready_nodes, value
+from loadtest.bench.watch import Watched, Watcher, family, histograms, means, nodes_of, page, ready_nodes, split, value
 from tests.support.ports import free_port
 
 PAGE = """\
@@ -61,6 +61,14 @@ def test_nodes_and_figures_of_a_page() -> None:
     assert ready_nodes(PAGE) == 2 and ready_nodes("") == 0
     assert value(PAGE, "laya_router_nodes") == 3.0 and value(PAGE, "missing") == 0.0
     assert histograms(PAGE) == HISTOGRAMS
+
+
+def test_a_split_is_of_what_came_in_between() -> None:
+    before = {"laya_node_ttft_seconds": (5.0, 5.0), "laya_node_request_seconds": (50.0, 5.0)}
+    after = {"laya_node_ttft_seconds": (6.0, 10.0), "laya_node_request_seconds": (55.0, 10.0)}
+    found = split(before, after, [1.0, 2.0])
+    assert (found["prefill"], found["decode"], found["rest"], found["total"]) == (0.2, 0.8, 0.5, 1.5)
+    assert split(before, after, []) == split(after, after, [1.0]) == {}
 
 
 def test_means_are_of_what_came_in_between() -> None:
