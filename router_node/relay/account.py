@@ -53,6 +53,7 @@ class Account:
         "look_at",
         "message",
         "method",
+        "migrated",
         "paused",
         "peer",
         "plan",
@@ -97,6 +98,7 @@ class Account:
         self.ticket: Ticket | None = None
         self.paused: asyncio.TimerHandle | None = None  # before another try
         self.trip: Trip | None = None  # set where the stream may go on elsewhere
+        self.migrated = ""  # from where to where it did, and how long it stood still, ``a>b:12ms``; set at its end
         core.metrics.in_flight += 1
         core.until_timed -= 1
         self.track: Track | None = core.timed() if core.until_timed <= 0 else None
@@ -122,11 +124,6 @@ class Account:
     def tenant(self) -> str:
         """Tenant of the caller's key."""
         return self.caller.tenant if self.caller is not None else ""
-
-    @property
-    def migrated(self) -> str:
-        """From where to where a stream went on, and how long it stood still, ``a>b:12ms``; mostly empty."""
-        return self.trip.logged if self.trip is not None else ""
 
     @property
     def seconds(self) -> float:
@@ -301,8 +298,11 @@ class Account:
         self.release()
         if self.kept:
             self.let_go()
-        if self.trip is not None:
-            self.trip.close()
+        trip = self.trip
+        if trip is not None:
+            self.migrated = trip.logged
+            self.trip = None  # each has the other, and they would only go with the collector
+            trip.close()
         core = self.core
         metrics = core.metrics
         metrics.in_flight -= 1
