@@ -1,6 +1,6 @@
 """Laya beside other routers before the same nodes, in interleaved rounds: their own cost, and how well they schedule.
 
-    python -m loadtest.bench_peers [--only scheduling,overhead] [--peers smg,nginx] [--rounds 2] [--seconds 4] [--json]
+    python -m loadtest.bench_peers [--only scheduling,overhead] [--peers smg,nginx] [--rounds 2] [--seconds 3] [--json]
 
 ``scheduling`` sends the plans of ``laya bench`` (shared prefixes, a burst, one slow node, one node dying) through each
 router to simulated nodes. Laya speaks gRPC to them; the others speak HTTP to the nodes' own port. No session name is
@@ -129,7 +129,7 @@ async def rounds_of(
             table.add(plan.name, target.name, **await one_run(own, target, plan, seed + number))
             if plan.nodes.kill:
                 await back_again(own)
-            await asyncio.to_thread(quiet, [node.pid for node in own.nodes], 2.0)
+            await asyncio.to_thread(quiet, [node.pid for node in own.nodes], 0.5)
 
 
 def scheduling(
@@ -149,6 +149,9 @@ def scheduling(
                 uvloop.run(rounds_of(own, targets, plan, table, rounds, seed, until))
             except Left:
                 print(f"{name}: the budget allows no further round", file=sys.stderr)
+            for target in targets[1:]:  # some drain for long, and nothing of theirs is worth waiting for
+                for pid in target.pids[:1]:
+                    rig.kill(pid)
     return table
 
 
@@ -176,7 +179,7 @@ def aims(table: Table) -> list[Aim]:
             known = [one for one in ratios if one[0] == one[0]]
             if known:
                 value, peer = (min if above else max)(known)
-                found.append(Aim(f"{name}: {heading} over the best LLM router's ({peer})", value, 1.0, above))
+                found.append(Aim(f"{name}: {heading} over the best LLM router's ({peer})", round(value, 3), 1.0, above))
     return found
 
 
@@ -216,7 +219,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scenarios", type=_several(SCENARIOS), default=list(SCENARIOS), help="with commas")
     parser.add_argument("--peers", default=",".join(USUAL), help=f"of {', '.join(ALL)}; empty for none")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a round of scheduling")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a round of scheduling")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget", type=float, default=345.0, help="seconds for all of it, about")
     parser.add_argument("--install-peers", action="store_true")

@@ -1,5 +1,7 @@
 """Starts the peers of the benchmarks in front of the same nodes or backends; each with two threads, as its docs advise.
 
+    python -m loadtest.peers [--peers smg,nginx]     # the same plans through each in turn: see bench_peers.py
+
 nginx, haproxy and Envoy do no model routing: they are the floor, not equals. The LLM routers run with their defaults
 but for the log level (a line per request would be measured too).
 """
@@ -202,3 +204,9 @@ def await_answer(address: str, body: bytes) -> None:
             last = str(error)
         time.sleep(0.1)
     raise RigError(f"{address} does not answer a chat request: {last}")
+
+
+if __name__ == "__main__":
+    from loadtest.bench_peers import main
+
+    main()
