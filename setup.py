@@ -21,6 +21,8 @@ from shared import compiled  # noqa: E402
 
 WANTED = os.environ.get("LAYA_COMPILE", "auto") or "auto"
 LOG = HERE / "build" / "compile.log"
+# Calls within the code and to Python go straight there; what handles errors lies apart. Quicker to compile, too.
+_C_FLAGS = ["-fvisibility=hidden", "-fno-plt", "-include", str(HERE / "shared" / "cold.h")]
 _PROBE = "#include <Python.h>\nint main(void) { return PY_VERSION_HEX == 0; }\n"
 
 
@@ -61,7 +63,10 @@ def extensions() -> list[object]:
         try:
             # -O3 and debug symbols double the compiler's time and are worth nothing that could be measured.
             name = compiled.group(compiled.digest())
-            return list(mypycify([*flags, *compiled.MODULES], group_name=name, opt_level="2", debug_level="0"))
+            made = list(mypycify([*flags, *compiled.MODULES], group_name=name, opt_level="2", debug_level="0"))
+            for extension in made:
+                extension.extra_compile_args += _C_FLAGS
+            return made
         except (Exception, SystemExit) as error:
             reason = f"mypyc failed ({str(error)[:200]})"
     print(f"laya: {reason}: the hot path stays plain Python (slower)", file=sys.stderr)

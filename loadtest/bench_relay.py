@@ -19,7 +19,7 @@ from ngh2 import Configuration, Connection, DataReceived, RequestReceived, Role,
 
 from loadtest.hop_client import HopClient
 from loadtest.rig import MODEL
-from router_node.admin.metrics import RouterMetrics
+from router_node.admin.counters import RouterMetrics
 from router_node.dispatch import Dispatcher, DispatchSettings, NodeSpec, Report
 from router_node.middleware.keys import Authorizer
 from router_node.relay.core import RelayCore

@@ -200,7 +200,6 @@ class ClientConnection(RawConnection):
     def __init__(self) -> None:
         super().__init__(Role.CLIENT)
         self._sinks: dict[int, ClientSink] = {}
-        self._calls: list[bytes] = []  # each in one piece, as clients in use write them: headers, then the message
 
     def open(self, headers: Headers, body: bytes, sink: ClientSink) -> RawStream | None:
         """Begin a call with its whole request; None when the connection takes none."""
@@ -209,20 +208,11 @@ class ClientConnection(RawConnection):
         try:
             stream_id = self.engine.send_request(headers)
             self.engine.send_data(stream_id, body, end_stream=True)
-            if not self._paused:
-                self._calls.append(self.engine.data_to_send())
         except NGH2Error:
             return None
         self._sinks[stream_id] = sink
-        self.later()
+        self.flush()  # the event loop joins what is written in one turn
         return RawStream(self, stream_id)
-
-    def flush(self) -> None:
-        """Write the calls that were begun, and what else there is."""
-        if self._calls and self.transport is not None:
-            calls, self._calls = self._calls, []
-            self.transport.write(b"".join(calls))
-        super().flush()
 
     def data_received(self, data: bytes) -> None:
         """Hand events to their owners, then write what they lead to."""

@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from router_node.admin.counters import RouterMetrics
 from router_node.admin.lag import LoopLag
-from router_node.admin.metrics import RouterMetrics, Snapshot
+from router_node.admin.metrics import Snapshot
 from router_node.gateway.gateway import Gateway
 from router_node.middleware.access_log import AccessLog
 from router_node.middleware.key_watch import KeyWatch

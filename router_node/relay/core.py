@@ -9,7 +9,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from router_node.admin.metrics import RouterMetrics
+from router_node.admin.counters import RouterMetrics
 from router_node.admin.stages import EVERY
 from router_node.dispatch import Dispatcher, Reservation
 from router_node.middleware.access_log import AccessLog
@@ -22,11 +22,12 @@ from router_node.relay.track import Track
 from router_node.routes.table import RouteTable
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
-from shared.ids import request_id_maker
+from shared.ids import RequestIds
 from shared.logging import event, get
 from shared.net.api import Headers
 from shared.net.fields import CheckedHeaders
 from shared.net.grpc_wire import parse_timeout
+from shared.net.once import once
 from shared.net.uploads import Uploads, upload_limit
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ log = get("relay")
 
 # Pseudo-headers come first. The node serves whatever authority it is asked for.
 _OPENING: Final = ((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"node"))
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_Checked: Final = CheckedHeaders
+_DISPATCH: Final = names.DISPATCH
+_PRIORITY: Final = names.PRIORITY
+_NO_PRIORITY: Final = (names.PRIORITY, b"0")
+_REQUEST_ID: Final = names.REQUEST_ID
 MAX_TENANTS: Final = 4096  # whose headers are kept ready
 
 
@@ -61,6 +68,7 @@ class RelayCore:
         self.metrics = metrics
         self.access_log = access_log
         self.settings = settings
+        self.total = settings.total
         self.loop = loop
         self.tracer = tracer
         self.until_timed = EVERY  # requests until one is timed
@@ -71,7 +79,7 @@ class RelayCore:
         self.rules = HeaderRules(settings.forward_metadata)
         # Clients use few different time-outs; those that count down are as cheap to parse as to look up.
         self.parse_timeout = lru_cache(1024)(parse_timeout)
-        self.make_request_id = request_id_maker()
+        self.ids = RequestIds()
         self._tenants: dict[str, Headers] = {}
         self._reported = -1.0
         clamps = b'{"max_n":%d,"max_max_tokens":%d}' % (settings.max_n, settings.max_max_tokens)
@@ -125,17 +133,16 @@ class RelayCore:
 
     def node_headers(
         self, fields: dict[bytes, bytes], account: Account, reservation: Reservation, forward: Headers
-    ) -> CheckedHeaders:
+    ) -> Headers:
         """The header block that opens a node's stream for a call with these headers."""
         caller = account.caller
-        out = CheckedHeaders(_OPENING)
-        out += (
-            (b":path", fields[b":path"]),
-            (b"content-type", fields[b"content-type"]),
-            (names.DISPATCH, reservation.id),
-            (names.PRIORITY, b"%d" % reservation.ask.priority),
-            (names.REQUEST_ID, account.request_id),
-        )
+        out: Headers = _Checked(_OPENING)  # a list by its type: compiled code appends to those without a detour
+        out.append((b":path", fields[b":path"]))
+        out.append((b"content-type", fields[b"content-type"]))
+        out.append(once(_DISPATCH, reservation.id))
+        priority = reservation.ask.priority
+        out.append((_PRIORITY, b"%d" % priority) if priority else _NO_PRIORITY)
+        out.append(once(_REQUEST_ID, account.request_id))
         out += self._tenant(caller.tenant) if caller is not None and caller.tenant else self._common
         track = account.track
         out += forward if track is None or track.trace is None else track.trace.forwarded(forward)

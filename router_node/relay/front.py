@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from router_node.middleware.keys import OPEN_CALLER
 from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
 from router_node.relay.fields import from_metadata
@@ -27,6 +28,9 @@ REFLECTION: Final = (b"/grpc.reflection.v1alpha.ServerReflection/", b"/grpc.refl
 # Never on the public port, whoever asks.
 PRIVATE: Final = (b"/laya.v1.Node/", b"/laya.v1.Admin/")
 OTHER: Final = "other"
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_OPEN_CALLER: Final = OPEN_CALLER
+_REQUEST_ID: Final = names.REQUEST_ID
 
 
 class RelayFront:
@@ -50,8 +54,8 @@ class RelayFront:
         try:
             head = self._heads.find(stream.peer, headers)
             fields = head.fields if head is not None else core.rules.check(headers)
-            asked = fields.get(names.REQUEST_ID)
-            account.request_id = asked if asked is not None and sane_request_id(asked) else core.make_request_id()
+            asked = fields.get(_REQUEST_ID)
+            account.request_id = asked if asked is not None and sane_request_id(asked) else core.ids.make()
             account.headers = fields
             if core.tracer is not None:
                 core.tracer.begin(account, fields)
@@ -60,7 +64,8 @@ class RelayFront:
                 check_path(fields.get(b":path", b""))
                 return self._other(stream, account, headers, fields, end)
             account.method = method.label
-            account.caller = core.authorizer.authorize(fields.get(b"authorization"))
+            keys = core.authorizer
+            account.caller = _OPEN_CALLER if keys.open else keys.authorize(fields.get(b"authorization"))
             if head is None:
                 head = self._read(stream.peer, headers, fields, method)
             moves = core.migrations if method.streams else None

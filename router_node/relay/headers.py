@@ -15,6 +15,7 @@ from shared.errors import Code, LayaError, invalid
 from shared.net.api import Headers
 from shared.net.fields import CheckedHeaders
 from shared.net.grpc_wire import is_grpc_type
+from shared.net.once import once
 
 _PATH: Final = re.compile(rb"/[^/]{1,127}/[^/]{1,127}").fullmatch  # /package.Service/Method
 
@@ -35,6 +36,14 @@ _NOT_TO_CLIENT: Final = _HOP_BY_HOP | names.ROUTER_SET | _OURS
 
 GRPC: Final = (b"content-type", b"application/grpc")
 _STATUS_200: Final = (b":status", b"200")
+# What nodes of ours answer with, nearly always.
+_PLAIN: Final[Headers] = [_STATUS_200, GRPC]
+_FINE: Final[Headers] = [(b"grpc-status", b"0")]
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_Checked: Final = CheckedHeaders
+_NODE: Final = names.NODE
+_REQUEST_ID: Final = names.REQUEST_ID
+_TIMES: Final = tuple(once(names.ROUTER_TIME, b"%d" % micros) for micros in range(1024))
 
 
 class HeaderRules:
@@ -111,20 +120,25 @@ def _shown(value: bytes) -> str:
     return repr(value[:80].decode("ascii", "replace"))
 
 
-def response_for_client(headers: Headers, node_id: str, request_id: bytes, routed: float) -> CheckedHeaders:
+def response_for_client(headers: Headers, node_id: str, request_id: bytes, routed: float) -> Headers:
     """A node's response headers without what is not for the client, with who answered and what routing took."""
-    out = CheckedHeaders([pair for pair in headers if pair[0] not in _NOT_TO_CLIENT])
-    out += (
-        (names.NODE, node_id.encode()),
-        (names.REQUEST_ID, request_id),
-        (names.ROUTER_TIME, b"%d" % (routed * 1e6)),
+    out: Headers = (
+        _Checked(headers)
+        if headers == _PLAIN
+        else _Checked([pair for pair in headers if pair[0] not in _NOT_TO_CLIENT])
     )
+    out.append((_NODE, node_id.encode()))
+    out.append(once(_REQUEST_ID, request_id))
+    micros = int(routed * 1e6)
+    out.append(_TIMES[micros] if 0 <= micros < len(_TIMES) else once(names.ROUTER_TIME, b"%d" % micros))
     return out
 
 
 def trailers_for_client(headers: Headers) -> CheckedHeaders:
     """A node's trailers without what is not for the client."""
-    return CheckedHeaders([pair for pair in headers if pair[0] not in _NOT_TO_CLIENT])
+    if headers == _FINE:
+        return _Checked(headers)
+    return _Checked([pair for pair in headers if pair[0] not in _NOT_TO_CLIENT])
 
 
 def trailers_only(error: LayaError, request_id: bytes = b"") -> Headers:

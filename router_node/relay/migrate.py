@@ -19,7 +19,7 @@ from shared.net.api import Headers
 if TYPE_CHECKING:
     import asyncio
 
-    from router_node.admin.metrics import RouterMetrics
+    from router_node.admin.counters import RouterMetrics
     from router_node.dispatch import Pool, Reservation
 
 MAX_POOLS: Final = 1024  # with a budget of their own

@@ -71,7 +71,7 @@ class RelayStream(Splice):
         """
         ask, core = self._ask, self._account.core
         given = self._fields.get(b"grpc-timeout")
-        if given is not None or core.settings.total:
+        if given is not None or core.total:
             asked = core.parse_timeout(given) if given is not None else math.inf
             limit = phases.longest(self._account, asked)
             ask.deadline = when = core.loop.time() + limit

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
+from typing import Final
 
 from shared.net.settings import FRAME_HEADER, MAX_FRAME
 
-_word = Struct(">I").unpack_from
+_word: Final = Struct(">I").unpack_from
 # A header block of up to 13 fields, none of its 17 frames longer than this, decodes to less than 64 KiB: each field
 # is at most one reference to a 4 KiB table, or text that Huffman coding shrank to five eighths at best.
-WORDY_FRAME = 436
-SURELY_SMALL = 13
-_WORDY = WORDY_FRAME << 8 | 0xFF
-_HEADER_FRAMES = frozenset((0x1, 0x9))  # HEADERS, CONTINUATION
-_END_HEADERS = 0x4
-_LONGEST = FRAME_HEADER + MAX_FRAME
+WORDY_FRAME: Final = 436
+SURELY_SMALL: Final = 13
+_WORDY: Final = WORDY_FRAME << 8 | 0xFF
+_HEADERS: Final = 0x1
+_CONTINUATION: Final = 0x9
+_END_HEADERS: Final = 0x4
+_LONGEST: Final = FRAME_HEADER + MAX_FRAME
 
 Piece = bytes | bytearray | memoryview
 
@@ -59,12 +61,20 @@ class FrameAligner:
         size = len(data)
         last = size - FRAME_HEADER
         begin = at
-        while at <= last:
-            begin = at
-            word = _word(data, at)[0]
-            if word > _WORDY and word & 0xFF in _HEADER_FRAMES:
-                self._weigh(data, at)
-            at += FRAME_HEADER + (word >> 8)
+        if isinstance(data, bytes):  # as nearly always, and then no number needs an object
+            while at <= last:
+                begin = at
+                length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+                if length >= WORDY_FRAME and _has_headers(data[at + 3]):
+                    self._weigh(data, at)
+                at += FRAME_HEADER + length
+        else:
+            while at <= last:
+                begin = at
+                word = _word(data, at)[0]
+                if word > _WORDY and _has_headers(word & 0xFF):
+                    self._weigh(data, at)
+                at += FRAME_HEADER + (word >> 8)
         if at != size:
             end = self._keep(data, begin, at)
             if end > start:
@@ -107,7 +117,7 @@ class FrameAligner:
     def _weigh(self, data: Piece, at: int) -> None:
         """Note a frame with much header text."""
         word = _word(data, at)[0]
-        if word > _WORDY and word & 0xFF in _HEADER_FRAMES:
+        if word > _WORDY and _has_headers(word & 0xFF):
             self.wordy = self._odd = True
             if at + 4 >= len(data) or not data[at + 4] & _END_HEADERS:
                 # Its block may end in a later cut, with a small frame. Few peers do this, and the price is small.
@@ -148,3 +158,7 @@ class FrameAligner:
         tail += data[used : used + missing]
         self._missing = 0
         return used + missing
+
+
+def _has_headers(kind: int) -> bool:
+    return kind in (_HEADERS, _CONTINUATION)

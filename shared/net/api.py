@@ -14,19 +14,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from shared.net.exchange import HttpExchange as HttpExchange
 
 Headers = list[tuple[bytes, bytes]]
 
 # HTTP/2 error codes (RFC 9113, section 7) that owners use.
-NO_ERROR = 0x0
-PROTOCOL_ERROR = 0x1
-INTERNAL_ERROR = 0x2
-REFUSED_STREAM = 0x7
-CANCEL = 0x8
-ENHANCE_YOUR_CALM = 0xB
+NO_ERROR: Final = 0x0
+PROTOCOL_ERROR: Final = 0x1
+INTERNAL_ERROR: Final = 0x2
+REFUSED_STREAM: Final = 0x7
+CANCEL: Final = 0x8
+ENHANCE_YOUR_CALM: Final = 0xB
 
 
 class ServerSink(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -17,7 +18,7 @@ from shared.net.monomorph import own_copies
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamBase, unheard
 
-_LAST_ID = 1 << 30  # half of the ids there are; a connection is replaced here, long before they run out
+_LAST_ID: Final = 1 << 30  # half of the ids there are; a connection is replaced here, long before they run out
 
 
 class _Nobody:
@@ -41,7 +42,10 @@ class _Nobody:
         """Of no interest."""
 
 
-_NOBODY = _Nobody()
+_NOBODY: Final = _Nobody()
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_Checked: Final = CheckedHeaders
+_unheard: Final = unheard
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -99,7 +103,7 @@ class H2ClientStream(StreamBase):
     def trailers(self, headers: Headers) -> None:
         """Queue trailers and end our half."""
         if self._behind is not None and not self.local_ended:
-            self._behind.end(headers if type(headers) is CheckedHeaders else checked(headers))
+            self._behind.end(headers if type(headers) is _Checked else checked(headers))
         else:
             super().trailers(headers)
 
@@ -116,7 +120,7 @@ class H2ClientStream(StreamBase):
         self.queued = 0
         self.sink = _NOBODY  # no cycle is left for the collector
         self._behind = None
-        self.report_sent = unheard
+        self.report_sent = _unheard
         sink.on_response_closed(code, unprocessed)
 
 
@@ -153,9 +157,7 @@ class H2ClientProtocol(H2Connection):
             # The engine would queue the request without a word, and forget it on a cancel.
             return None
         try:
-            stream_id = self.engine.request(
-                headers if type(headers) is CheckedHeaders else checked(headers), end_stream=end
-            )
+            stream_id = self.engine.request(headers if type(headers) is _Checked else checked(headers), end_stream=end)
         except self.engine_errors:
             self._leave()
             return None
@@ -195,7 +197,7 @@ class H2ClientProtocol(H2Connection):
         if stream is not None and stream.reset_code < 0:
             if end:
                 stream.remote_ended = True
-            stream.sink.on_response(CheckedHeaders(headers), end)
+            stream.sink.on_response(_Checked(headers), end)
 
     def on_data(self, stream_id: int, data: bytes, end: bool) -> None:
         """Response bytes go to the stream's owner."""
@@ -216,7 +218,7 @@ class H2ClientProtocol(H2Connection):
         stream = self.table.get(stream_id)
         if stream is not None and stream.reset_code < 0:
             stream.remote_ended = True
-            stream.sink.on_response_trailers(CheckedHeaders(headers))
+            stream.sink.on_response_trailers(_Checked(headers))
 
     def on_settings(self) -> None:
         """Learn how many streams the peer allows; the first SETTINGS make the connection ready."""

@@ -69,7 +69,7 @@ class GrpcServer:
         self._calls: dict[asyncio.Task[None], ServerCall] = {}
         self._draining = False
         self._idle = asyncio.Event()
-        self._make_id = ids.request_id_maker()
+        self._make_id = ids.RequestIds().make
 
     @property
     def calls(self) -> int:

@@ -169,6 +169,8 @@ def is_grpc(headers: Headers) -> bool:
 
 def is_grpc_type(value: bytes) -> bool:
     """``application/grpc``, alone or followed by ``+format`` or ``;parameters``; not ``application/grpc-web``."""
+    if value == CONTENT_TYPE:
+        return True
     head = value[:16].lower()
     return head == CONTENT_TYPE and value[16:17] in (b"", b"+", b";", b" ")
 

@@ -42,7 +42,10 @@ class _Nobody:
         """Of no interest."""
 
 
-_NOBODY = _Nobody()
+_NOBODY: Final = _Nobody()
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_Checked: Final = CheckedHeaders
+_unheard: Final = unheard
 
 
 class H2ServerStream(StreamBase):
@@ -63,7 +66,7 @@ class H2ServerStream(StreamBase):
         self.queued = self.held = self.taken = 0
         self.reset_code = -1
         self.sink = _NOBODY
-        self.report_sent = unheard
+        self.report_sent = _unheard
 
     @property
     def peer(self) -> str:
@@ -77,9 +80,7 @@ class H2ServerStream(StreamBase):
         conn = self.conn
         self.responded = True
         try:
-            conn.engine.respond(
-                self.id, headers if type(headers) is CheckedHeaders else checked(headers), end_stream=end
-            )
+            conn.engine.respond(self.id, headers if type(headers) is _Checked else checked(headers), end_stream=end)
         except conn.engine_errors:
             self.local_ended = True  # over in the engine; its end is on the way to us
         else:
@@ -115,7 +116,7 @@ class H2ServerStream(StreamBase):
         self.closed = self.local_ended = self.remote_ended = True
         self.queued = 0
         self.sink = _NOBODY  # no cycle is left for the collector
-        self.report_sent = unheard
+        self.report_sent = _unheard
         sink.on_closed(code)
 
 
@@ -197,7 +198,7 @@ class H2ServerProtocol(H2Connection):
         self.counters.streams_accepted += 1
         if (len(headers) > SURELY_SMALL or self.align.wordy) and self._too_large(stream, headers):
             return
-        sink = self._accept(stream, CheckedHeaders(headers), end)
+        sink = self._accept(stream, _Checked(headers), end)
         if sink is not None and not stream.closed:
             stream.sink = sink
             stream.report_sent = sink.on_sent
@@ -229,7 +230,7 @@ class H2ServerProtocol(H2Connection):
         stream = self.table.get(stream_id)
         if stream is not None and stream.reset_code < 0:
             stream.remote_ended = True
-            stream.sink.on_trailers(CheckedHeaders(headers))
+            stream.sink.on_trailers(_Checked(headers))
 
     def on_reset_by_peer(self, stream: StreamBase | None) -> None:
         """A storm of cancels would become ours towards the nodes: cut it off here.

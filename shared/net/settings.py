@@ -6,12 +6,13 @@ The defaults are right for a router and a node on one machine or one site. Sizes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from shared.config.schema import RouterConfig, ServerConfig
 from shared.open_files import room_for
 
-MAX_FRAME = 16_384  # the largest frame payload we accept: HTTP/2's initial value, never raised
-FRAME_HEADER = 9
+MAX_FRAME: Final = 16_384  # the largest frame payload we accept: HTTP/2's initial value, never raised
+FRAME_HEADER: Final = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shared.net.fields import CheckedHeaders, checked
 from shared.net.settings import MAX_FRAME
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 # Acknowledgements are given to the engine in lumps of at least this: it sends window at half of a stream's 64 KiB, so
 # a small message costs an addition instead of two calls and a flush.
-ACK_LUMP = 8192
+ACK_LUMP: Final = 8192
+# Compiled code looks up an imported name each time, and keeps one that is final at hand.
+_Checked: Final = CheckedHeaders
 
 
 def unheard(n: int) -> None:
@@ -88,7 +90,7 @@ class StreamBase:
         conn = self.conn
         self.local_ended = True
         try:
-            conn.engine.trailers(self.id, headers if type(headers) is CheckedHeaders else checked(headers))
+            conn.engine.trailers(self.id, headers if type(headers) is _Checked else checked(headers))
         except conn.engine_errors:
             pass  # as in send
         else:

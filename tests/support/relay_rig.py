@@ -6,7 +6,7 @@ import asyncio
 import random
 from dataclasses import replace
 
-from router_node.admin.metrics import RouterMetrics
+from router_node.admin.counters import RouterMetrics
 from router_node.dispatch import Dispatcher, DispatchSettings, NodeSpec, NodeState, Report
 from router_node.gateway.gateway import Gateway
 from router_node.middleware.keys import Authorizer, KeyRecord

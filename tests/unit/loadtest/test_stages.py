@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest import stages
-from router_node.admin.metrics import RouterMetrics
+from router_node.admin.counters import RouterMetrics
 from router_node.admin.page import MetricsPage
 
 

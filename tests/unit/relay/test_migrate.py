@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router_node.admin.metrics import RouterMetrics
+from router_node.admin.counters import RouterMetrics
 from router_node.dispatch import DispatchSettings, Pool
 from router_node.relay.journal import first_charge
 from router_node.relay.migrate import MAX_POOLS, Migrations, journal_value, stays

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from router_node.admin.metrics import RouterMetrics, Snapshot
+from router_node.admin.counters import RouterMetrics
+from router_node.admin.metrics import Snapshot
 from router_node.control import (
     Channel,
     ChannelClosed,

@@ -6,7 +6,8 @@ import timeit
 
 import msgspec
 
-from router_node.admin.metrics import MAX_EVENTS, MAX_METHODS, NodeSample, RouterMetrics, Snapshot, code_label, total
+from router_node.admin.counters import MAX_EVENTS, MAX_METHODS, RouterMetrics
+from router_node.admin.metrics import NodeSample, Snapshot, code_label, total
 
 
 def test_requests_are_counted_by_method_and_code() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from router_node.admin.metrics import RouterMetrics, Snapshot, total
+from router_node.admin.counters import RouterMetrics
+from router_node.admin.metrics import Snapshot, total
 from router_node.admin.moves import MAX_REASONS, MoveCounts
 from router_node.admin.page import MetricsPage
 

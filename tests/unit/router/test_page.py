@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from router_node.admin.metrics import NodeSample, RouterMetrics, Snapshot
+from router_node.admin.counters import RouterMetrics
+from router_node.admin.metrics import NodeSample, Snapshot
 from router_node.admin.page import MAX_NODES, MetricsPage
 
 

@@ -6,14 +6,16 @@ from shared import ids
 
 
 def test_request_ids_are_unique_and_sane() -> None:
-    make = ids.request_id_maker()
-    made = {make() for _ in range(1000)}
-    assert len(made) == 1000
+    maker = ids.RequestIds()
+    made = [maker.make() for _ in range(1000)]
+    assert len(set(made)) == 1000
+    assert made == sorted(made)
+    assert {len(i) for i in made} == {len("req-") + 12 + 8}
     assert all(ids.sane_request_id(i) for i in made)
 
 
 def test_two_makers_do_not_collide() -> None:
-    assert ids.request_id_maker()() != ids.request_id_maker()()
+    assert ids.RequestIds().make() != ids.RequestIds().make()
 
 
 def test_request_ids_of_clients_are_checked() -> None:
