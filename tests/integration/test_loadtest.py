@@ -116,15 +116,6 @@ def test_the_node_benchmark_compares_both_servers() -> None:
     assert all(row["cpu_us_per_message"] > 0 for row in rows)
 
 
-def test_peers_that_are_missing_are_named_with_what_to_do(tmp_path: Path) -> None:
-    done = run("loadtest/peers_setup.py", XDG_CACHE_HOME=str(tmp_path), PATH="")
-    assert done.returncode == 0, done.stderr
-    said = dict(line.split(None, 1) for line in done.stdout.splitlines())
-    assert said["smg"] == "smg is not installed: left out (run with --install-peers)"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_canned_node_registers_and_reports_like_a_real_one(valkey: Valkey) -> None:
 def test_the_migration_benchmark_compares_three_routers_and_their_memory() -> None:
     args = ["--seconds", "0.2", "--rounds", "1", "--streams", "8", "--held", "32"]
     streams, memory = tables("loadtest/bench_migration.py", *args).values()
@@ -135,6 +126,15 @@ def test_the_migration_benchmark_compares_three_routers_and_their_memory() -> No
     assert [row["set_aside_kib_per_stream"] > 0 for row in memory] == [False, False, True]
 
 
+def test_peers_that_are_missing_are_named_with_what_to_do(tmp_path: Path) -> None:
+    done = run("loadtest/peers_setup.py", XDG_CACHE_HOME=str(tmp_path), PATH="")
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert said["smg"] == "smg is not installed: left out (run with --install-peers)"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_canned_node_registers_and_reports_like_a_real_one(valkey: Valkey) -> None:
     from loadtest.rig import Rig
 
     env = {"LAYA_SERVER__REDIS": valkey.url}
