@@ -11,6 +11,8 @@ import pytest
 
 from loadtest import perf
 from loadtest.perf import BANDS, PerfError, judge
+from tests.support.ports import within
+from tests.support.up import alive
 
 
 def test_instructions_are_compared_by_their_least() -> None:
@@ -53,6 +55,13 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     args = argparse.Namespace(by="cpu", only="nonsense", self_test=True, base="", plain=True, rounds=1, json=False)
     with pytest.raises(PerfError, match="--only takes"):
         perf.run(args)
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    child = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
+    perf._bounded(["sh", "-c", child], tmp_path, 1.0)
+    pid = int((tmp_path / "pid").read_text())
+    within(5.0, lambda: not alive(pid), "the child is gone")
 
 
 class Stub:
