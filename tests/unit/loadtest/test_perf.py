@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,24 @@ def test_a_case_that_a_revision_lacks_is_not_compared() -> None:
     missing, found = perf.compare(base, new, "cpu", ["http", "grpc"], 1)  # type: ignore[arg-type]
     assert not missing.worse and "no such module" in missing.note
     assert found.case == "grpc"
+
+
+def test_a_side_that_does_not_answer_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Stub):
+        def __init__(self) -> None:
+            super().__init__()
+            self.over = threading.Event()
+
+        def measure(self, case: str, units: int) -> float:
+            assert self.over.wait(10)
+            raise PerfError("ended")
+
+        def kill(self) -> None:
+            self.over.set()
+
+    monkeypatch.setattr(perf, "ANSWER_LIMIT", 0.01)
+    (verdict,) = perf.compare(Silent(), Silent(), "instructions", ["grpc"], 1)  # type: ignore[arg-type]
+    assert not verdict.worse and "no answer within" in verdict.note
 
 
 def test_the_tree_of_a_revision_is_taken_from_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
