@@ -15,7 +15,7 @@ HOURS ?= 12
 
 VENV := .venv
 BIN := $(VENV)/bin
-ACCEL := $(if $(filter setup compile up test lint bench bench-hop bench-http bench-node perf proto,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
+ACCEL := $(if $(filter setup compile up test lint bench bench-hop bench-http bench-node perf proto bench-peers bench-vllm faults soak soak-faults,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
 RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/compile.txt requirements/ngh2.txt
 DEV_LISTS := requirements/dev.txt
 DEPLOY_LISTS := requirements/deploy.txt
