@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from argparse import ArgumentParser
@@ -75,6 +76,7 @@ class Site:
                     trace_of(asked, served)
             except REFUSALS as error:
                 print(f"loadtest: {error}", file=sys.stderr)
+                _send_home(runner, args)
                 sys.exit(DOWN if isinstance(error, TargetDown) else BAD)
 
     def begin(self, environment: Environment, **_: object) -> None:
@@ -185,3 +187,14 @@ def checked(environment: Environment) -> tuple[options.Options, Target, Served]:
     if asked.structured == "auto" and "extract" in asked.scenarios and not asked.trace:
         schema = takes_schema(at, served.model, key, ca_file=asked.ca_file)
     return options.read(args, served.context, schema), at, served
+
+
+def _send_home(runner: Any, args: Any) -> None:
+    """Workers that --processes has forked would look for their master for a minute: tell them that it is over."""
+    if not isinstance(runner, MasterRunner) or not args.processes:
+        return
+    count = args.processes if args.processes > 0 else os.cpu_count() or 1
+    limit = time.monotonic() + _GRACE
+    while len(runner.clients.ready) < count and time.monotonic() < limit:
+        gevent.sleep(0.05)
+    runner.quit()
