@@ -309,7 +309,7 @@ class Trip:
         self.logged = f"{self.logged},{logged}" if self.logged else logged
         counts.moved("moved")
         counts.stalled(stall)
-        self._trace("migrated", {"laya.from": source, "laya.to": target, "laya.stall_ms": spent})
+        account.noted("migrated", {"laya.from": source, "laya.to": target, "laya.stall_ms": spent})
 
     def completed(self) -> None:
         """Everything had been passed on when the node was lost; nothing has to move."""
@@ -320,15 +320,9 @@ class Trip:
         """It has been without a node for too long."""
         return self._gave_up("stall", f"{self._moves.settings.max_stall:g} s passed without one that goes on with it")
 
-    def _trace(self, name: str, facts: dict[str, str | int]) -> None:
-        """Where the request is traced, its trace has what happened to it."""
-        track = self._account.track
-        if track is not None and track.trace is not None:
-            track.trace.event(name, facts, self._account.core.clock())
-
     def _gave_up(self, outcome: str, why: str) -> LayaError:
         self._moves.metrics.moves.moved(outcome)
-        self._trace("not_migrated", {"laya.from": _word(self._source), "laya.reason": why})
+        self._account.noted("not_migrated", {"laya.from": _word(self._source), "laya.reason": why})
         journal = self.journal
         size = journal.body_bytes or journal.text_bytes
         why = why.rstrip(".")

@@ -60,8 +60,8 @@ def test_the_version_is_said_once() -> None:
         assert set(re.findall(r"^ARG VERSION=(\S+)", (ROOT / name).read_text(), re.MULTILINE)) == {__version__}
 
 
-# Brought by the extras: imported where an engine, the quantizer or a GPU is.
-EXTRAS = {"huggingface_hub", "matplotlib", "pynvml", "safetensors", "torch", "transformers"}
+# Brought by the extras: imported where an engine, the quantizer, a GPU or a collector of traces is.
+EXTRAS = {"huggingface_hub", "matplotlib", "opentelemetry", "pynvml", "safetensors", "torch", "transformers"}
 ENGINES = ("inference_node/engines/", "inference_node/quantize/")
 
 
@@ -71,7 +71,7 @@ def test_what_the_code_imports_is_what_the_package_asks_for() -> None:
     known = {"google": {"protobuf", "googleapis_common_protos"}, "yaml": {"pyyaml"}, "re2": {"google_re2"}}
     known |= {"grpc": {"grpcio"}, "grpc_health": {"grpcio_health_checking"}, "grpc_reflection": {"grpcio_reflection"}}
     known |= {"consul": {"py_consul"}, "dns": {"dnspython"}}
-    ours = {"router_node", "inference_node", "shared", "laya"}
+    ours = {"router_node", "inference_node", "shared", "loadtest", "laya"}
     for folder in ("router_node", "inference_node", "shared"):
         for file in (ROOT / folder).rglob("*.py"):
             if str(file.relative_to(ROOT)).startswith(ENGINES):
