@@ -116,7 +116,7 @@ class Site:
         runner.log_exception("local", str(error), "")
         if args.headless:
             environment.process_exit_code = DOWN if isinstance(error, TargetDown) else BAD
-            gevent.spawn_later(0, runner.quit)
+        gevent.spawn_later(0, runner.quit if args.headless else runner.stop)
 
     def _over(self, environment: Environment) -> None:
         """A trace is over: so is the test, once that holds for every worker."""
