@@ -313,16 +313,22 @@ class TunnelJournal(Journal):
             while pos < end:
                 key = data[pos]
                 pos += 1
-                if key >= 0x80:
-                    key, pos = wire.tag(data, pos - 1)
-                start = pos
+                if key == 0x12:  # nearly all of nearly every message
+                    size = data[pos]
+                    pos += 1
+                    if size >= 0x80:
+                        size, pos = wire.length(data, pos - 1)
+                    body = data[pos : pos + size]
+                    pos += size
+                    continue
                 if key == 0x1A:
                     pos = _packed(data, pos, end, self.tokens)
                     continue
+                if key >= 0x80:
+                    key, pos = wire.tag(data, pos - 1)
+                start = pos
                 pos = wire.skip(data, pos, end, key)
-                if key == 0x12:
-                    body = data[wire.length(data, start)[1] : pos]
-                elif key == 0x0A:
+                if key == 0x0A:
                     head = data[wire.length(data, start)[1] : pos]
                 elif key == 0x18:
                     self.tokens.append(wire.varint(data, start)[0])
