@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-
 CODE := $(wildcard router_node inference_node shared loadtest)
 TIERS := $(wildcard tests/unit tests/integration tests/faults tests/e2e tests/deploy)
 
-.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node bench-peers bench-vllm perf faults soak \
+.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node bench-peers bench-vllm perf faults load soak \
 	soak-faults clean
 
 help: ## Show this list
@@ -90,6 +90,9 @@ perf: setup ## Compare the router's hot path with BASE=revision in CPU instructi
 
 faults: dev ## Break a cluster in every way for ten minutes, as root; ARGS='--seed N --only NAME'
 	@$(BIN)/python -m tests.faults --seconds 600 $(ARGS)
+
+load: dev ## Load the cluster on 127.0.0.1:8000 with locust for a minute; ARGS='--shape spike -t 5m GrpcUser'
+	@$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --host http://127.0.0.1:8000 -u 8 -r 8 -t 60s --stop-timeout 30 $(ARGS)
 
 soak: dev ## Load a cluster for HOURS=12 hours: memory, files, tasks, streams and store in soak/, with a verdict
 	@$(BIN)/python -m loadtest.soak --hours $(HOURS) $(ARGS)
