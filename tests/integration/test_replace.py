@@ -17,7 +17,7 @@ from shared.pb.laya.v1 import inference_pb2 as pb
 from tests.faults.load import Load
 from tests.faults.tally import Tally
 from tests.support.calls import ask, stub_of
-from tests.support.ports import until
+from tests.support.ports import eventually, until
 from tests.support.processes import Cluster, Spec, cluster
 from tests.support.router import RouterWorld
 
@@ -52,18 +52,23 @@ async def test_no_request_of_a_steady_load_notices(running: Cluster) -> None:
 
 
 async def test_streams_end_where_they_began_and_new_requests_are_the_successors(running: Cluster) -> None:
+    async def is_the_successors() -> bool:
+        # The process before goes on accepting until it has heard that the new one serves.
+        async with grpc.aio.insecure_channel(running.address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
+            call = stub_of(other).Generate(ask(2), timeout=30)
+            assert sum([len(piece.token_ids) async for piece in call]) == 2
+        return running.metric("laya_router_requests_total", method="Generate", code="OK") > 0
+
     async with grpc.aio.insecure_channel(running.address) as channel:
-        call = stub_of(channel).Generate(ask(300), timeout=60)
+        call = stub_of(channel).Generate(ask(600), timeout=100)
         pieces = aiter(call)
         got = len((await anext(pieces)).token_ids)
         before = await asyncio.to_thread(running.router.replace)
         assert before.poll() is None
-        other = stub_of(channel).Generate(ask(20), timeout=30)
-        assert sum([len(piece.token_ids) async for piece in other]) == 20
-        await until(lambda: running.metric("laya_router_requests_total", method="Generate") == 1, "it is counted there")
+        await eventually(is_the_successors, "new requests are the successor's", timeout=30)
         async for piece in pieces:
             got += len(piece.token_ids)
-        assert got == 300
+        assert got == 600
     assert await asyncio.to_thread(before.wait, 30) == 0
 
 
@@ -80,7 +85,11 @@ async def test_a_kept_connection_hears_of_the_end_with_an_answer(running: Cluste
     with contextlib.closing(http.client.HTTPConnection(running.address)) as connection:
         assert await asyncio.to_thread(post) != "close"
         before = await asyncio.to_thread(running.router.replace)
-        assert await asyncio.to_thread(post) == "close"
+
+        async def is_told() -> bool:
+            return await asyncio.to_thread(post) == "close"
+
+        await eventually(is_told, "an answer says that it is the last")
         assert await asyncio.to_thread(before.wait, 20) == 0
         assert await asyncio.to_thread(post) != "close"
 
