@@ -68,13 +68,14 @@ def text(found: dict[str, Any], slo: Slo) -> str:
     calls = found["calls"]
     share = found["good"] / calls if calls else 0.0
     cached = found["cached_tokens"] / found["prompt_tokens"] if found["prompt_tokens"] else 0.0
+    share_again = found["reusable_share"]
+    again = f" (as blocks of the trace {share_again:.1%} come again)" if share_again else ""
     out = [
         f"{found['trace']}: {found['begun']} of {found['requests']} begun in {found['seconds']:.1f} s, "
         f"{calls} calls, {found['answered']} answered; at most {found['most_in_flight']} in flight",
         f"goodput {found['goodput_per_second']:.2f}/s: {share:.1%} of the calls within {slo.ttft * 1e3:g} ms to the "
         f"first token and {slo.itl * 1e3:g} ms between tokens",
-        f"{found['tokens_per_second']:.0f} tokens/s out; {cached:.1%} of the prompts' tokens came from a cache "
-        f"({found['reusable_share']:.1%} of the trace's whole blocks come again)",
+        f"{found['tokens_per_second']:.0f} tokens/s out; {cached:.1%} of the prompts' tokens came from a cache{again}",
         "",
         "| ms | " + " | ".join(label for label, _ in _SHARES) + " |",
         "| --- |" + " --- |" * len(_SHARES),

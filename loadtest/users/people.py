@@ -13,7 +13,7 @@ from locust.exception import StopUser
 from loadtest.users.arrivals import Arrivals, arrivals
 from loadtest.users.http_calls import HttpCalls
 from loadtest.users.load import Ask, Load, Play
-from loadtest.users.scenarios import Scenario
+from loadtest.users.scenarios import Scenario, asked_by
 
 _IDLE = 1.0
 """Seconds between looks of a user who has nothing to do any more."""
@@ -86,7 +86,7 @@ class Person(User):
             self._begin(self._draw())
             self._due += self._arrivals.gap()
         elif self._row is not None and load.feed is not None:
-            self._begin(self._row[1]())
+            self._begin(asked_by(self._row[1](), self._key, self._lane))
             load.feed.begun()
             self._take()
         else:

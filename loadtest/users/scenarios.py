@@ -187,10 +187,11 @@ class Mix:
         """A scenario for a user with this key; all its calls have one priority."""
         [name] = rng.choices(list(self._scenarios), list(self._scenarios.values()))
         [priority] = rng.choices(list(self._priorities), list(self._priorities.values()))
-        return _with(SCENARIOS[name](rng, sizes), priority, key, lane)
+        return asked_by(SCENARIOS[name](rng, sizes), key, lane, priority)
 
 
-def _with(scenario: Scenario, priority: int, key: str, lane: int) -> Scenario:
+def asked_by(scenario: Scenario, key: str, lane: int, priority: int = 0) -> Scenario:
+    """A scenario whose calls are those of one user."""
     try:
         call = next(scenario)
         while True:

@@ -69,6 +69,12 @@ def test_tenants_are_let_in_by_their_keys_over_tls(tmp_path: Path) -> None:
         done = locust(f"https://{c.address}", *flags, *trust)
         assert done.returncode == 0, done.stderr
         assert {kind for kind, name in table(tmp_path / "run_laya.csv")} == {"grpc", "http"}
+        trace = tmp_path / "trace.jsonl"
+        trace.write_text('{"timestamp": 0, "input_length": 20, "output_length": 2}\n' * 4)
+        done = locust(
+            f"https://{c.address}", "-u2", "-r2", "-t30s", "--arrivals", "trace", "--trace", str(trace), *trust
+        )
+        assert done.returncode == 0 and "the trace is over" in done.stderr, done.stderr
         done = locust(f"https://{c.address}", *flags, "--ca-file", authority.file)
         assert done.returncode == 3 and "answers 401" in done.stderr
 
