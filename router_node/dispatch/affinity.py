@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -200,19 +201,21 @@ class Affinity:
         return self.prefixes.insert(chain, found, fresh, node.slot) if chain else 0
 
     def _holders(self, holders: Holders, want: int) -> list[NodeState]:
-        """Up to ``want`` of the nodes that hold a block, from a random place on when there are more."""
+        """Up to ``want`` of the nodes that hold a block, from a random place on when there are more.
+
+        Not round and round: were the last slots followed by the first, all routers would more often see the same few,
+        and meet at the idlest of them.
+        """
         slots = self._slots
         out: list[NodeState] = []
         held = holders.slots
         count = len(held)
-        at = int(self._random() * count) if count > 1 else 0
-        for _ in range(count):
+        at = bisect_left(held, int(self._random() * (held[-1] + 1))) if count > 1 else 0
+        while at < count and len(out) < want:
             node = slots[held[at]]
             if node is not None:
                 out.append(node)
-                if len(out) == want:
-                    break
-            at = at + 1 if at + 1 < count else 0
+            at += 1
         return out
 
 

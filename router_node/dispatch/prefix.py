@@ -7,6 +7,7 @@ approximate: a node may have evicted what it held, which its cached-token counts
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,7 +33,7 @@ class Holders:
 
     def __init__(self, slots: list[int], blocks: int, epoch: int) -> None:
         self.slots = slots
-        """In no order. Not to be changed from outside."""
+        """In rising order. Not to be changed from outside."""
         self.blocks = blocks
         """Prefixes that share it, or more: those that were forgotten are not taken off."""
         self.epoch = epoch
@@ -45,7 +46,7 @@ class Holders:
 
     def add(self, slot: int) -> None:
         """One more, which is not one of them yet."""
-        self.slots.append(slot)
+        insort(self.slots, slot)
         if self._members is not None:
             self._members.add(slot)
         elif len(self.slots) > _FEW:

@@ -23,7 +23,7 @@ def match(prefixes: PrefixMap, chain: list[int]) -> list[set[int]]:
 
 
 def holders(entry: Holders) -> set[int]:
-    assert len(set(entry.slots)) == len(entry.slots) and all(entry.has(slot) for slot in entry.slots)
+    assert sorted(set(entry.slots)) == entry.slots and all(entry.has(slot) for slot in entry.slots)
     return set(entry.slots)
 
 
