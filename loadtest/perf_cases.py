@@ -2,9 +2,11 @@
 
     python perf_cases.py TREE --by instructions|cpu
 
-The product is imported from TREE, the load from beside this file, so that both revisions do the same work. Lines of
-JSON come in (``{"case": "grpc", "units": 400}``), one goes out for each: what a unit cost, in CPU instructions (counted
-by callgrind, below which this process must run then) or in nanoseconds of CPU, or ``{"error": ...}``.
+The product is imported from TREE, the load from beside this file, so that both revisions do the same work. What
+clients and node send is worked out beforehand and only played while it counts, so nothing but the router is in it.
+Lines of JSON come in (``{"case": "grpc", "units": 400}``), one goes out for each: what a unit cost, in CPU
+instructions (counted by callgrind, below which this process must run then) or in nanoseconds of CPU, or
+``{"error": ...}``.
 
 =========  =====================================================================================
 case       a unit
@@ -42,7 +44,8 @@ MESSAGES: Final = 32  # of each stream
 _HERE: Final = Path(__file__).resolve().parent
 WARM: Final = 64  # units before the first that counts
 _TOTAL: Final = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
-Run = Callable[[int], Awaitable[None]]
+Work = Callable[[], Awaitable[None]]
+Run = Callable[[int], Awaitable[Work]]  # gets ready for so many units; what it returns is what counts
 
 
 def use(tree: Path) -> None:
@@ -58,16 +61,102 @@ def use(tree: Path) -> None:
         raise SystemExit(f"{found} is not of {tree}")
 
 
+class Tape:
+    """What a router was given: bytes for one of its connections, or a turn of the event loop (-1)."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, bytes]] = []
+
+    async def turn(self) -> None:
+        """Let the event loop turn."""
+        self.steps.append((-1, b""))
+        await asyncio.sleep(0)
+
+
+class Tap:
+    """A connection of the router that puts on tape what it is given."""
+
+    def __init__(self, tape: Tape, number: int, connection: Any) -> None:
+        self._tape = tape
+        self._number = number
+        self._connection = connection
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes for the connection."""
+        self._tape.steps.append((self._number, data))
+        self._connection.data_received(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class Scene:
+    """A router in memory; its connections are the node's and those of clients."""
+
+    def __init__(self, bench: Bench, clients: list[Any], wires: list[Any]) -> None:
+        self.bench = bench
+        self.connections = [bench.node.link, *clients]
+        self.wires = [bench.node.wire, *wires]
+        self.tape = Tape()
+
+    def record(self) -> None:
+        """Put on tape what the connections are given from here on."""
+        self.connections = [Tap(self.tape, i, one) for i, one in enumerate(self.connections)]
+        self.bench.node.link = self.connections[0]
+        self.bench.server = self.connections[1]
+
+    def answered(self) -> int:
+        """Requests that ended well."""
+        found = self.bench.core.metrics.snapshot().requests
+        return sum(count for _, code, count in found if code in (0, 200))
+
+
+def replayed(build: Callable[[], Scene], drive: Callable[[Scene, int], Awaitable[None]]) -> Run:
+    """A case whose load is worked out beforehand and only given to the router while it counts."""
+
+    async def prepare(units: int) -> Work:
+        first = build()
+        first.record()
+        await drive(first, WARM)
+        warm = len(first.tape.steps)
+        await drive(first, units)
+        steps, scene = first.tape.steps, build()
+
+        async def play(some: list[tuple[int, bytes]]) -> None:
+            connections, wires = scene.connections, scene.wires
+            for number, data in some:
+                if number < 0:
+                    await asyncio.sleep(0)
+                else:
+                    connections[number].data_received(data)
+                for wire in wires:
+                    wire.out.clear()
+
+        await play(steps[:warm])
+        rest = steps[warm:]
+
+        async def work() -> None:
+            await play(rest)
+            if scene.answered() != first.answered() or not first.answered():
+                raise RuntimeError(f"{scene.answered()} requests were answered, not {first.answered()}")
+
+        return work
+
+    return prepare
+
+
 def grpc_calls(metadata: bool) -> Run:
     """Unary calls in lock-step."""
     from loadtest.bench_relay import Bench
 
-    bench = Bench(metadata)
+    def build() -> Scene:
+        bench = Bench(metadata)
+        return Scene(bench, [bench.server], [bench.wire])
 
-    async def run(units: int) -> None:
-        bench.round(units, IN_FLIGHT)
+    async def drive(scene: Scene, units: int) -> None:
+        scene.bench.round(units, IN_FLIGHT)
 
-    return run
+    return replayed(build, drive)
 
 
 def streams() -> Run:
@@ -76,18 +165,22 @@ def streams() -> Run:
 
     from loadtest.bench_relay import _HEAD, _OK, Bench
 
-    bench = Bench(True)
-    headers, body = bench._ask._to_generate, bench._ask._stream
     message = b"\0\0\0\0\x14" + b"m" * 20
 
-    def to_client() -> None:
+    def build() -> Scene:
+        bench = Bench(True)
+        return Scene(bench, [bench.server], [bench.wire])
+
+    def to_client(bench: Bench) -> None:
         bench.client.receive_data(bench.wire.take())
         for _ in bench.client.events():
             pass
         bench.server.data_received(bench.client.data_to_send())
 
-    async def run(units: int) -> None:
+    async def drive(scene: Scene, units: int) -> None:
+        bench = scene.bench
         client, engine, link = bench.client, bench.node.engine, bench.node.link
+        headers, body = bench._ask._to_generate, bench._ask._stream
         for _ in range(max(1, units // (IN_FLIGHT * MESSAGES))):
             for _ in range(IN_FLIGHT):
                 client.send_data(client.send_request(headers), body, end_stream=True)
@@ -102,14 +195,14 @@ def streams() -> Run:
                 for stream in asked:
                     engine.send_data(stream, message)
                 link.data_received(engine.data_to_send())
-                to_client()
+                to_client(bench)
                 engine.receive_data(bench.node.wire.take())
             for stream in asked:
                 engine.send_trailers(stream, _OK)
             link.data_received(engine.data_to_send())
-            to_client()
+            to_client(bench)
 
-    return run
+    return replayed(build, drive)
 
 
 def http_requests() -> Run:
@@ -122,39 +215,41 @@ def http_requests() -> Run:
     from shared.net.uploads import Uploads
     from shared.pb.laya.v1 import openai_pb2 as pb
 
-    bench: Bench = Bench(True)
-    loop = asyncio.get_running_loop()
     kind = [pb.HttpHeader(name="content-type", value="application/json")]
     head = pb.HttpResponse(head=pb.HttpResponseHead(status=200, headers=kind))
     answer = pb.HttpResponse(body=b'{"choices":[{"message":{"content":"' + b"y" * 200 + b'"}}]}')
-    bench.node.reply = frame(head.SerializeToString()) + frame(answer.SerializeToString())
     asked = {"model": MODEL, "max_tokens": 64, "messages": [{"role": "user", "content": "Summarise it. " * 15}]}
     body = json.dumps(asked).encode()
     request = (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n%s" % (len(body), body)
     )
-    handler = Gateway(bench.core, lambda: True).handle
-    uploads = Uploads(loop, 60.0, 1 << 30)
-    wires = [Memory() for _ in range(IN_FLIGHT)]
-    clients: list[Any] = []
-    for wire in wires:
-        client = Http1Protocol(handler, bench.settings, bench.flusher, uploads)
-        client.connection_made(wire)  # type: ignore[arg-type]
-        clients.append(client)
 
-    async def run(units: int) -> None:
+    def build() -> Scene:
+        bench = Bench(True)
+        bench.node.reply = frame(head.SerializeToString()) + frame(answer.SerializeToString())
+        handler = Gateway(bench.core, lambda: True).handle
+        uploads = Uploads(asyncio.get_running_loop(), 60.0, 1 << 30)
+        wires = [Memory() for _ in range(IN_FLIGHT)]
+        clients: list[Any] = []
+        for wire in wires:
+            client = Http1Protocol(handler, bench.settings, bench.flusher, uploads)
+            client.connection_made(wire)  # type: ignore[arg-type]
+            clients.append(client)
+        return Scene(bench, clients, wires)
+
+    async def drive(scene: Scene, units: int) -> None:
         for _ in range(max(1, units // IN_FLIGHT)):
-            for client in clients:
+            for client in scene.connections[1:]:
                 client.data_received(request)
-            await asyncio.sleep(0)  # what was put off to the end of the loop's turn
-            bench.node.link.data_received(bench.node.answer())
-            await asyncio.sleep(0)
-            for wire in wires:
+            await scene.tape.turn()  # what was put off to the end of the loop's turn
+            scene.connections[0].data_received(scene.bench.node.answer())
+            await scene.tape.turn()
+            for wire in scene.wires[1:]:
                 if not wire.take().startswith(b"HTTP/1.1 200 "):
                     raise RuntimeError("a request was not answered with 200")
 
-    return run
+    return replayed(build, drive)
 
 
 def decisions() -> Run:
@@ -165,12 +260,15 @@ def decisions() -> Run:
     bed = Bed(16, seed=1)
     names = [b"session-%d" % i for i in range(256)]
 
-    async def run(units: int) -> None:
-        for i in range(units):
-            ask = Ask(MODEL, session=names[i * 7 % 256], prompt_tokens=100 + i % 400, max_new_tokens=64)
-            bed.submit(ask).end()
+    async def prepare(units: int) -> Work:
+        async def work() -> None:
+            for i in range(units):
+                ask = Ask(MODEL, session=names[i * 7 % 256], prompt_tokens=100 + i % 400, max_new_tokens=64)
+                bed.submit(ask).end()
 
-    return run
+        return work
+
+    return prepare
 
 
 def make(case: str) -> Run:
@@ -249,18 +347,19 @@ async def serve(counter: Instructions | CpuTime, burn: int) -> None:
         try:
             if case not in made:
                 made[case] = make(case)
-                await made[case](WARM)
+                await (await made[case](WARM))()
             print(json.dumps({"value": await _measure(counter, made[case], units)}), flush=True)
         except Exception as error:
             print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
 
 
 async def _measure(counter: Instructions | CpuTime, run: Run, units: int) -> float:
+    work = await run(units)
     gc.collect()
     gc.disable()
     try:
         counter.start()
-        await run(units)
+        await work()
         return max(0.0, counter.stop() - counter.nothing) / units
     finally:
         gc.enable()

@@ -19,7 +19,7 @@ from tests.support.up import alive
 def test_instructions_are_compared_by_their_least() -> None:
     verdict = judge("grpc", "instructions", [(100.0, 108.0), (100.2, 100.5)])
     assert (verdict.base, verdict.new, verdict.worse) == (100.0, 100.5, False)
-    assert judge("grpc", "instructions", [(100.0, 101.5), (100.0, 101.4)]).worse
+    assert judge("grpc", "instructions", [(100.0, 102.5), (100.0, 102.4)]).worse
     assert not judge("grpc", "instructions", [(100.0, 60.0)]).worse
 
 
