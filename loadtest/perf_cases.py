@@ -2,8 +2,9 @@
 
     python perf_cases.py TREE --by instructions|cpu
 
-The product is imported from TREE, the load from beside this file, so that both revisions do the same work. What
-clients and node send is worked out beforehand and only played while it counts, so nothing but the router is in it.
+The product is imported from TREE, with the benches that build a router in memory; the work is this file's, so both
+revisions do the same. What clients and node send is worked out beforehand and only played while it counts, so nothing
+but the router is in it.
 Lines of JSON come in (``{"case": "grpc", "units": 400}``), one goes out for each: what a unit cost, in CPU
 instructions (counted by callgrind, below which this process must run then) or in nanoseconds of CPU, or
 ``{"error": ...}``.
@@ -52,7 +53,8 @@ def use(tree: Path) -> None:
     """Take the product from ``tree``, and the load tools from here."""
     sys.path[:] = [str(tree), *(p for p in sys.path if p and Path(p).resolve() != _HERE)]
     package = types.ModuleType("loadtest")
-    package.__path__ = [str(_HERE)]
+    # The benches that a revision has fit its own classes best; what it lacks is taken from here.
+    package.__path__ = [str(tree / "loadtest"), str(_HERE)]
     sys.modules["loadtest"] = package
     import shared
 
@@ -90,11 +92,25 @@ class Tap:
         return getattr(self._connection, name)
 
 
-class Scene:
-    """A router in memory; its connections are the node's and those of clients."""
+class Loop:
+    """In place of an access log: makes every request dearer by a loop of so many turns."""
 
-    def __init__(self, bench: Bench, clients: list[Any], wires: list[Any]) -> None:
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+
+    def add(self, entry: object) -> None:
+        """A request has ended."""
+        for _ in range(self._turns):
+            pass
+
+
+class Scene:
+    """A router in memory; its connections are the node's and those of clients. ``burn``: see ``Loop``."""
+
+    def __init__(self, bench: Bench, clients: list[Any], wires: list[Any], burn: int) -> None:
         self.bench = bench
+        if burn:
+            bench.core.access_log = Loop(burn)  # type: ignore[assignment]
         self.connections = [bench.node.link, *clients]
         self.wires = [bench.node.wire, *wires]
         self.tape = Tape()
@@ -145,13 +161,13 @@ def replayed(build: Callable[[], Scene], drive: Callable[[Scene, int], Awaitable
     return prepare
 
 
-def grpc_calls(metadata: bool) -> Run:
+def grpc_calls(metadata: bool, burn: int) -> Run:
     """Unary calls in lock-step."""
     from loadtest.bench_relay import Bench
 
     def build() -> Scene:
         bench = Bench(metadata)
-        return Scene(bench, [bench.server], [bench.wire])
+        return Scene(bench, [bench.server], [bench.wire], burn)
 
     async def drive(scene: Scene, units: int) -> None:
         scene.bench.round(units, IN_FLIGHT)
@@ -159,7 +175,7 @@ def grpc_calls(metadata: bool) -> Run:
     return replayed(build, drive)
 
 
-def streams() -> Run:
+def streams(burn: int) -> Run:
     """Streams whose messages come one by one."""
     from ngh2 import RequestReceived
 
@@ -169,7 +185,7 @@ def streams() -> Run:
 
     def build() -> Scene:
         bench = Bench(True)
-        return Scene(bench, [bench.server], [bench.wire])
+        return Scene(bench, [bench.server], [bench.wire], burn)
 
     def to_client(bench: Bench) -> None:
         bench.client.receive_data(bench.wire.take())
@@ -205,7 +221,7 @@ def streams() -> Run:
     return replayed(build, drive)
 
 
-def http_requests() -> Run:
+def http_requests(burn: int) -> Run:
     """OpenAI requests of eight clients."""
     from loadtest.bench_relay import Bench, Memory
     from loadtest.rig import MODEL
@@ -236,7 +252,7 @@ def http_requests() -> Run:
             client = Http1Protocol(handler, bench.settings, bench.flusher, uploads)
             client.connection_made(wire)  # type: ignore[arg-type]
             clients.append(client)
-        return Scene(bench, clients, wires)
+        return Scene(bench, clients, wires, burn)
 
     async def drive(scene: Scene, units: int) -> None:
         for _ in range(max(1, units // IN_FLIGHT)):
@@ -271,25 +287,15 @@ def decisions() -> Run:
     return prepare
 
 
-def make(case: str) -> Run:
+def make(case: str, burn: int) -> Run:
     """The work of a case. Raises where the revision does not have what it needs."""
     if case == "grpc":
-        return grpc_calls(True)
+        return grpc_calls(True, burn)
     if case == "scan":
-        return grpc_calls(False)
-    return {"stream": streams, "http": http_requests, "dispatch": decisions}[case]()
-
-
-def slow_down(turns: int) -> None:
-    """Make every request dearer by a loop of so many turns, where the router asks whether it needs a key."""
-    from router_node.middleware.keys import Authorizer  # never compiled, so that it can be made slower
-
-    def slower(self: Authorizer) -> bool:
-        for _ in range(turns):
-            pass
-        return True
-
-    setattr(Authorizer, "open", property(slower, lambda self, value: None))  # noqa: B010 - the checker knows better
+        return grpc_calls(False, burn)
+    if case == "dispatch":
+        return decisions()
+    return {"stream": streams, "http": http_requests}[case](burn)
 
 
 class Instructions:
@@ -339,14 +345,12 @@ class CpuTime:
 async def serve(counter: Instructions | CpuTime, burn: int) -> None:
     """Answer lines until there are no more."""
     made: dict[str, Run] = {}
-    if burn:
-        slow_down(burn)
     for line in iter(sys.stdin.readline, ""):
         asked = json.loads(line)
         case, units = asked["case"], asked["units"]
         try:
             if case not in made:
-                made[case] = make(case)
+                made[case] = make(case, burn)
                 await (await made[case](WARM))()
             print(json.dumps({"value": await _measure(counter, made[case], units)}), flush=True)
         except Exception as error:
