@@ -39,7 +39,7 @@ class AdmissionSettings:
     """A request with more goes to the long lane."""
     max_queued_tokens: int = 0
     """Tokens waiting in each lane; 0 takes ``queue_prefill_seconds`` at its share of the measured rate."""
-    queue_prefill_seconds: float = 0.25
+    queue_prefill_seconds: float = 2.0
     ageing: float = 2.0
     """So long a wait is worth one level of priority."""
     ramp_seconds: float = 0.0

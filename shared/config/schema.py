@@ -320,7 +320,7 @@ class InferenceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_queued: int = 256  # requests waiting in the node
     max_queued_tokens: int = 0  # prompt tokens waiting in each lane; 0 takes queue_prefill_seconds at the measured rate
     max_queue_seconds: float = 2.0  # longest wait in the node before RESOURCE_EXHAUSTED
-    queue_prefill_seconds: float = 0.25  # prefill work that may wait in each lane
+    queue_prefill_seconds: float = 2.0  # prefill work that may wait in each lane
     max_prefill_tokens: int = 0  # prompt tokens in prefill at once; 0 takes two steps of the engine
     long_prompt_tokens: int = 0  # a longer prompt takes the long lane; 0 takes one step of the engine
     priority_ageing_seconds: float = 2.0  # so long a wait is worth one level of priority

@@ -44,4 +44,4 @@ def test_long_prompts_have_half_of_the_prefill_budget():
     info = EngineInfo("sim", "m", "", 1000, "", 16, 100, 8, 256)
     settings = AdmissionSettings.of(InferenceConfig(ramp_seconds=9.0, priority_ageing_seconds=4.0), info)
     assert (settings.max_prefill_tokens, settings.long_share) == (512, 256)
-    assert (settings.ramp_seconds, settings.ageing, settings.queue_prefill_seconds) == (9.0, 4.0, 0.25)
+    assert (settings.ramp_seconds, settings.ageing, settings.queue_prefill_seconds) == (9.0, 4.0, 2.0)
