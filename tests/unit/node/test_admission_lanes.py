@@ -119,8 +119,8 @@ def test_waiting_two_seconds_is_worth_a_level_of_priority(clock):
 # Bounds of the queue
 
 
-def test_a_lane_queues_a_quarter_of_a_second_of_the_measured_prefill_rate(clock):
-    adm = lanes(clock, max_queued_tokens=0, prefill=400)
+def test_a_lane_queues_so_many_seconds_of_the_measured_prefill_rate(clock):
+    adm = lanes(clock, max_queued_tokens=0, prefill=400, queue_prefill_seconds=0.25)
     assert (adm.queue_limit(adm.short), adm.queue_limit(adm.long)) == (400, 200)
     adm.waits.measure(lambda: 1000.0)
     assert (adm.queue_limit(adm.short), adm.queue_limit(adm.long)) == (250, 125)

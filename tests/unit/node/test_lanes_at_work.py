@@ -31,7 +31,9 @@ class Site:
         self.now = 0.0
         self.engine = Scheduler(Costs(RATE, 0.005, 0.0001, STEP, SEQUENCES, threshold), BlockPool(BLOCKS, False), 16)
         info = EngineInfo("sim", "m", "", 16_384, "", 16, BLOCKS, SEQUENCES, STEP)
-        settings = AdmissionSettings(256, 2.0, 2 * STEP, SEQUENCES, long_prompt_tokens=long_prompt_tokens)
+        settings = AdmissionSettings(
+            256, 2.0, 2 * STEP, SEQUENCES, long_prompt_tokens=long_prompt_tokens, queue_prefill_seconds=0.25
+        )
         self.admission = Admission(Ledger(BLOCKS, 16), info, settings, lambda: self.now)
         self.admission.waits.measure(lambda: RATE)
         self.running: dict[SimRequest, tuple[Admitted, float, int]] = {}
