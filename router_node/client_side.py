@@ -68,6 +68,7 @@ class ClientSide:
             settings=RelaySettings.from_config(config),
             loop=asyncio.get_running_loop(),
             tracer=self._tracing.tracer if self._tracing is not None else None,
+            stood_still=self._lag.stood_still,
         )
         front = RelayFront(self._core, bridge)
         gateway = Gateway(self._core, ready=lambda: not self.not_ready())

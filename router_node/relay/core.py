@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from router_node.middleware.access_log import AccessLog
 from router_node.middleware.keys import Authorizer
 from router_node.relay.deadlines import Deadlines
 from router_node.relay.headers import HeaderRules
-from router_node.relay.migrate import Migrations
+from router_node.relay.migrate import Migrations, never
 from router_node.relay.settings import RelaySettings
 from router_node.relay.track import Track
 from router_node.routes.table import RouteTable
@@ -61,6 +62,7 @@ class RelayCore:
         settings: RelaySettings,
         loop: asyncio.AbstractEventLoop,
         tracer: Tracer | None = None,
+        stood_still: Callable[[], bool] = never,
     ) -> None:
         self.dispatcher = dispatcher
         self.authorizer = authorizer
@@ -86,7 +88,7 @@ class RelayCore:
         self._common: Headers = [(b"te", b"trailers"), (names.CLAMPS, clamps)]
         self.migrations: Migrations | None = None
         if settings.migration is not None:
-            self.migrations = Migrations(settings.migration, loop, metrics)
+            self.migrations = Migrations(settings.migration, loop, metrics, stood_still)
         if settings.cluster_token:
             self._common.append((names.CLUSTER_TOKEN, settings.cluster_token))
 

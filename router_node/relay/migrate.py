@@ -6,6 +6,7 @@ gRPC and ``gateway.moving_relay`` for HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from router_node.dispatch.budget import RetryBudget
@@ -30,12 +31,24 @@ MIGRATABLE: Final = b"1"
 FULL: Final = "the router's journals are full"
 
 
+def never() -> bool:
+    """For a loop that nobody watches."""
+    return False
+
+
 class Migrations:
-    """One worker's."""
+    """One worker's. ``stood_still`` says whether its loop has only just gone on, so that nodes may have given it up."""
 
-    __slots__ = ("_budgets", "loop", "metrics", "poisons", "purse", "settings")
+    __slots__ = ("_budgets", "_stood_still", "loop", "metrics", "poisons", "purse", "settings")
 
-    def __init__(self, settings: MigrationSettings, loop: asyncio.AbstractEventLoop, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        settings: MigrationSettings,
+        loop: asyncio.AbstractEventLoop,
+        metrics: RouterMetrics,
+        stood_still: Callable[[], bool] = never,
+    ) -> None:
+        self._stood_still = stood_still
         self.settings = settings
         self.loop = loop
         self.metrics = metrics
@@ -80,8 +93,11 @@ class Migrations:
     # Requests that nodes die of.
 
     def died(self, request: bytes, last: Reservation | None) -> bool:
-        """A node was lost and had given the request nothing new; whether that was one death too many."""
-        if not request or last is None:
+        """A node was lost and had given the request nothing new; whether that was one death too many.
+
+        No node has died that a router lost by standing still itself.
+        """
+        if not request or last is None or self._stood_still():
             return False
         return self.poisons.died(request, f"{last.node.id} {last.node.boot_id}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from router_node.admin.counters import RouterMetrics
@@ -14,6 +15,7 @@ from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
 from router_node.relay.expiry import Expiry
 from router_node.relay.front import RelayFront
+from router_node.relay.migrate import never
 from router_node.relay.settings import RelaySettings
 from router_node.routes.table import RouteTable
 from tests.support.fake_streams import FakeUpstream
@@ -55,6 +57,7 @@ class Rig:
         headroom: int = 100_000,
         timeout: float = 5.0,
         max_queued: int = 64,
+        stood_still: Callable[[], bool] = never,
         **settings: object,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -82,6 +85,7 @@ class Rig:
             access_log=self.log,  # type: ignore[arg-type]
             settings=replace(RelaySettings(), **settings),  # type: ignore[arg-type]
             loop=loop,
+            stood_still=stood_still,
         )
         self.front = RelayFront(self.core, self.bridge)
         self.gateway = Gateway(self.core, lambda: self.dispatcher.ready)

@@ -11,6 +11,9 @@ from router_node.relay.migrate import MAX_POOLS, Migrations, journal_value, stay
 from router_node.relay.settings import MigrationSettings
 from shared import headers as names
 from shared.errors import LayaError, unavailable
+from tests.support.relay_rig import Rig
+from tests.unit.gateway.test_moving_relay import Ask, chunk, head, part, say
+from tests.unit.relay.test_moving_stream import GRANT, Call, said
 
 
 async def make(**settings: object) -> Migrations:
@@ -35,6 +38,64 @@ async def test_a_node_s_word_decides_then_the_client_s_and_the_router_s_bounds()
 async def test_memory_of_all_journals_is_bounded() -> None:
     moves = await make(memory=3 * first_charge(b"x" * 100))
     assert [moves.room(b"x" * 100) for _ in range(4)] == [True, True, True, False]
+
+
+class Router:
+    """Says whether it stood still."""
+
+    still = True
+
+    def __call__(self) -> bool:
+        return self.still
+
+    def rig(self) -> Rig:
+        return Rig(6, migration=MigrationSettings(attempts=8), retry_backoff=0.001, max_attempts=4, stood_still=self)
+
+
+async def test_nodes_that_a_router_lost_by_standing_still_did_not_die_of_a_call() -> None:
+    router = Router()
+    call = Call(router.rig())
+    call.node().lose()
+    (await call.next_node()).lose()
+    router.still = False
+    (await call.next_node()).lose()  # the first that counts
+    node = await call.next_node()
+    node.begin(GRANT)
+    node.sink.on_response_data(said(1, finish=1), False)
+    node.finish()
+    assert call.ids() == [1]
+    call.over()
+    assert call.rig.metrics.moves.sample().poisonous == 0
+
+
+async def test_nor_did_they_of_a_stream_that_was_moved_without_a_token() -> None:
+    router = Router()
+    call = Call(router.rig())
+    for _ in range(3):
+        node = await call.next_node()
+        node.begin(GRANT)
+        node.lose()
+    router.still = False
+    for _ in range(2):
+        node = await call.next_node()
+        node.begin(GRANT)
+        node.lose()
+    assert call.error().reason == "POISONOUS"
+    call.over()
+
+
+async def test_nor_did_they_of_a_request_over_http() -> None:
+    router = Router()
+    ask = Ask(router.rig())
+    ask.node().lose()
+    (await ask.next_node()).lose()
+    node = await ask.next_node()
+    node.begin(GRANT)
+    say(node, head(), part(chunk(0), 1, finish="stop"))
+    node.finish()
+    assert ask.text == chunk(0)
+    ask.over()
+    assert ask.rig.metrics.moves.sample().poisonous == 0
 
 
 async def test_each_pool_has_a_budget_of_its_own() -> None:
