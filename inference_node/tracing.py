@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import TYPE_CHECKING
 
 from inference_node.call import Call
@@ -23,9 +22,10 @@ from shared.config import Config
 from shared.errors import LayaError
 from shared.ids import default_node_id
 from shared.tracing import span as say
-from shared.tracing.context import Context, Sampler, new_id
+from shared.tracing.context import Context, Sampler
 from shared.tracing.exporter import Exporter
-from shared.tracing.span import Span, Value
+from shared.tracing.span import Value
+from shared.tracing.trace import RequestTrace
 
 if TYPE_CHECKING:
     from inference_node.prepare import Job
@@ -46,17 +46,14 @@ class Tracing:
         return Trace(context, self.exporter, call.request_id, arrived, now) if context is not None else None
 
 
-class Trace:
+class Trace(RequestTrace):
     """One sampled request; times are the door's clock, in seconds."""
 
-    __slots__ = ("_arrived", "_attributes", "_base", "_base_ns", "_context", "_exporter", "_name", "_reasons")
+    __slots__ = ("_arrived", "_attributes", "_name", "_reasons")
 
     def __init__(self, context: Context, exporter: Exporter, request_id: str, arrived: float, now: float) -> None:
-        self._context = context
-        self._exporter = exporter
+        super().__init__(context, exporter, now)
         self._arrived = arrived
-        self._base = now
-        self._base_ns = time.time_ns()
         self._name = "request"
         self._reasons: list[str] = []
         self._attributes: dict[str, Value] = {say.RESPONSE_ID: request_id, "laya.request_id": request_id}
@@ -118,20 +115,8 @@ class Trace:
         failed = _failure(error)
         if failed:
             self._attributes[say.ERROR_TYPE] = failed
-        context = self._context
-        root = Span(
-            self._name,
-            context.trace_id,
-            context.span_id,
-            context.parent_id,
-            self._ns(self._arrived),
-            self._ns(now),
-            say.SERVER,
-            self._attributes,
-            [],
-            failed if failed != "cancelled" else "",
-            context.state,
-        )
+        fault = failed if failed != "cancelled" else ""
+        root = self._root(self._name, self._arrived, now, self._attributes, [], fault)
         spans = [root, self._child("queue", self._arrived, admitted or now)]
         if admitted:
             spans.append(self._child("prefill", admitted, first or now))
@@ -141,15 +126,6 @@ class Trace:
             spread.attributes["laya.sum"] = True
             spans.append(spread)
         self._exporter.add(spans)
-
-    def _child(self, name: str, start: float, end: float) -> Span:
-        context = self._context
-        return Span(
-            name, context.trace_id, new_id(), context.span_id, self._ns(start), self._ns(end), state=context.state
-        )
-
-    def _ns(self, at: float) -> int:
-        return self._base_ns + int((at - self._base) * 1e9)
 
 
 def _failure(error: BaseException | None) -> str:

@@ -15,7 +15,6 @@ is no ``Tracer`` either.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +28,7 @@ from shared.tracing import span as say
 from shared.tracing.context import Context, Sampler, new_id
 from shared.tracing.exporter import Exporter
 from shared.tracing.span import Event, Span, Value
+from shared.tracing.trace import RequestTrace
 
 if TYPE_CHECKING:
     from router_node.relay.account import Account
@@ -58,7 +58,7 @@ class Tracer:
             return
         if account.track is None:
             account.track = Track(False)
-        account.track.trace = Trace(context, self._exporter, account.started, account.core.clock())
+        account.track.trace = Trace(context, self._exporter, account.core.clock())
 
 
 class Tracing:
@@ -71,16 +71,13 @@ class Tracing:
         self.tracer = Tracer(Sampler(settings.sample_ratio, settings.parent_based), self.exporter)
 
 
-class Trace:
+class Trace(RequestTrace):
     """One sampled request. Times are the core's clock, in seconds."""
 
-    __slots__ = ("_base", "_base_ns", "_context", "_decided_at", "_events", "_exporter", "_open", "_relay_id", "_spans")
+    __slots__ = ("_decided_at", "_events", "_open", "_relay_id", "_spans")
 
-    def __init__(self, context: Context, exporter: Exporter, started: float, now: float) -> None:
-        self._context = context
-        self._exporter = exporter
-        self._base = now
-        self._base_ns = time.time_ns()
+    def __init__(self, context: Context, exporter: Exporter, now: float) -> None:
+        super().__init__(context, exporter, now)
         self._decided_at = 0.0
         self._spans: list[Span] = []
         self._events: list[Event] = []
@@ -124,26 +121,14 @@ class Trace:
         operation = say.OPERATIONS.get(account.method)
         if operation is None:
             return  # probes, the list of models
-        context = self._context
         failed = self._fault(account)
         if self._open is not None and track.answered_at:
             self._open.events.append(Event("first_byte", self._ns(track.answered_at), {}))
         self._close(now, failed)
         if self._decided_at:
             self._spans.append(self._child("route", account.started, self._decided_at))
-        root = Span(
-            f"{operation} {account.model}".rstrip(),
-            context.trace_id,
-            context.span_id,
-            context.parent_id,
-            self._ns(account.started),
-            self._ns(now),
-            say.SERVER,
-            _attributes(account, operation),
-            self._events,
-            failed,
-            context.state,
-        )
+        name = f"{operation} {account.model}".rstrip()
+        root = self._root(name, account.started, now, _attributes(account, operation), self._events, failed)
         self._exporter.add([root, *self._spans])
 
     def _close(self, now: float, error: str) -> None:
@@ -152,15 +137,6 @@ class Trace:
             relay.end = self._ns(now)
             relay.error = error
             self._spans.append(relay)
-
-    def _child(self, name: str, start: float, end: float) -> Span:
-        context = self._context
-        return Span(
-            name, context.trace_id, new_id(), context.span_id, self._ns(start), self._ns(end), state=context.state
-        )
-
-    def _ns(self, at: float) -> int:
-        return self._base_ns + int((at - self._base) * 1e9)
 
     @staticmethod
     def _fault(account: Account) -> str:
