@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.prefix import MAX_BLOCKS, Hash, Holders, PrefixMap, held_blocks
+from router_node.dispatch.registry import Registry
 from router_node.dispatch.sessions import OWNER_MASK, TOKENS_SHIFT, SessionTable
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import (
@@ -48,25 +49,19 @@ class Pins(Protocol):
 
 
 class Affinity:
-    """The tables, and the candidates that they name. ``slots`` are the nodes by slot, ``owners`` by incarnation."""
+    """The tables, and the candidates that they name."""
 
     __slots__ = ("_owners", "_random", "_slots", "pins", "prefixes", "rng", "sessions")
 
-    def __init__(
-        self,
-        settings: DispatchSettings,
-        rng: random.Random,
-        slots: list[NodeState | None],
-        owners: dict[int, NodeState],
-    ) -> None:
+    def __init__(self, settings: DispatchSettings, rng: random.Random, registry: Registry) -> None:
         self.sessions = SessionTable(settings.cache_size)
         self.pins: Pins | None = None
         """Told where each session goes, where others are to know."""
         self.prefixes = PrefixMap(settings.cache_size)
         self.rng = rng
         self._random = rng.random
-        self._slots = slots
-        self._owners = owners
+        self._slots = registry.slots
+        self._owners = registry.owners
 
     def keys(self, pool: Pool, ask: Ask) -> Keys:
         """What identifies an ask's cache within its pool and tenant."""

@@ -49,7 +49,7 @@ class Dispatcher:
         self._registry = Registry(settings)
         rng = rng or random.Random()
         self.outliers = Outliers(settings, rng)
-        self._picker = Picker(settings, rng, self._registry.slots, self._registry.owners)
+        self._picker = Picker(settings, rng, self._registry)
         self._sent = Sent()
         self.resolve: Callable[[str], tuple[Pool, ...]] = self._registry.resolve
         """The pools behind a model or alias, the one to use first; empty when the name is unknown."""

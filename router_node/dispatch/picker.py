@@ -16,6 +16,7 @@ from router_node.dispatch.affinity import NO_KEYS, Affinity, Keys, held
 from router_node.dispatch.cost import WORK_WEIGHT, score
 from router_node.dispatch.pool import Pool
 from router_node.dispatch.prefix import Holders
+from router_node.dispatch.registry import Registry
 from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import HEADROOM, Candidate, NodeState
 from router_node.dispatch.unseen import FROM_SECONDS, drawn, level_of
@@ -28,14 +29,8 @@ class Picker(Affinity):
 
     __slots__ = ("_draws", "_strict")
 
-    def __init__(
-        self,
-        settings: DispatchSettings,
-        rng: random.Random,
-        slots: list[NodeState | None],
-        owners: dict[int, NodeState],
-    ) -> None:
-        super().__init__(settings, rng, slots, owners)
+    def __init__(self, settings: DispatchSettings, rng: random.Random, registry: Registry) -> None:
+        super().__init__(settings, rng, registry)
         self._draws = settings.draws
         self._strict = settings.require_session_affinity
 
