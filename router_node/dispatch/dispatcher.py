@@ -109,8 +109,7 @@ class Dispatcher:
         """
         self.outliers.neutral(reservation)
         reservation.end()
-        if ask is None:
-            ask = reservation.ask
+        ask = reservation.ask if ask is None else ask
         pools = self.resolve(ask.model)
         if not pools or not pools[0].live:
             return None
