@@ -21,7 +21,7 @@ from inference_node.tunnel import OpenAIFront
 from inference_node.web import WebReply, WebRequest
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
-from shared.ids import RequestIds, sane_request_id
+from shared.ids import request_ids, sane_request_id
 from shared.logging import event
 from shared.net.api import Headers, HttpExchange
 
@@ -41,7 +41,7 @@ class HttpFront:
         self._metrics = metrics
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
-        self._make_id = RequestIds().make
+        self._make_id = request_ids().next
         self._pages: dict[bytes, Callable[[HttpExchange], None]] = {
             b"/healthz": self._health,
             b"/readyz": self._ready,

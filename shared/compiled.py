@@ -35,7 +35,7 @@ MODULES: Final = (
         "asked", "gateway", "http_relay", "moving_relay", "reply", "tunnel",
     )),
     "router_node/admin/counters.py",
-    "shared/ids.py",
+    "shared/numbered.py",
     "shared/prefix.py",
     *(f"shared/net/{name}.py" for name in (
         "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",

@@ -12,8 +12,9 @@ import secrets
 import socket
 from typing import Final
 
+from shared.numbered import Numbered
+
 _SANE: Final = re.compile(rb"[A-Za-z0-9_.:\-]{1,128}").fullmatch
-_DIGITS: Final = tuple(b"%02x" % low for low in range(256))
 
 
 def boot_id() -> str:
@@ -31,23 +32,9 @@ def watcher_id(worker: int = 0) -> str:
     return f"{secrets.token_hex(4)}{os.getpid():x}w{worker}"
 
 
-class RequestIds:
+def request_ids(prefix: str = "req-") -> Numbered:
     """Makes request ids: ``prefix``, 12 random hex digits of this process, and a counter of at least eight."""
-
-    __slots__ = ("_block", "_count", "_head")
-
-    def __init__(self, prefix: str = "req-") -> None:
-        self._head = f"{prefix}{secrets.token_hex(6)}"
-        self._block = b""  # all but the last two digits
-        self._count = 0
-
-    def make(self) -> bytes:
-        """The next one."""
-        self._count = count = self._count + 1
-        low = count & 0xFF
-        if not low or not self._block:
-            self._block = f"{self._head}{count >> 8:06x}".encode()
-        return self._block + _DIGITS[low]
+    return Numbered(f"{prefix}{secrets.token_hex(6)}", 8)
 
 
 def sane_request_id(value: bytes) -> bool:

@@ -23,6 +23,7 @@ from router_node.dispatch.told import ReportLike, Verdict
 from router_node.dispatch.types import Ask, Candidate, NodeSpec, NodeState
 from router_node.dispatch.waiting import LOOK_AHEAD, WaitingRoom
 from shared.errors import LayaError
+from shared.numbered import Numbered
 
 
 class Dispatcher:
@@ -44,8 +45,7 @@ class Dispatcher:
         self.worker_id = worker_id
         self.settings = settings
         self._clock = clock
-        self._prefix = f"{worker_id}-".encode("ascii")
-        self._number = 0
+        self._ids = Numbered(f"{worker_id}-")
         self._registry = Registry(settings)
         rng = rng or random.Random()
         self.outliers = Outliers(settings, rng)
@@ -308,10 +308,9 @@ class Dispatcher:
 
     def _grant(self, pool: Pool, ask: Ask, keys: Keys, prompt: int, total: int, chosen: Candidate) -> Reservation:
         node = chosen[0]
-        self._number = number = self._number + 1
         cached = int(chosen[1] * node.trust) if chosen[1] else 0
         reservation = Reservation(
-            self._prefix + b"%x" % number, ask, chosen, total + -total % node.block, prompt - cached, self._ended
+            self._ids.next(), ask, chosen, total + -total % node.block, prompt - cached, self._ended
         )
         pool.sent += 1
         pool.unseen.sent(total)

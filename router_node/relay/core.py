@@ -23,7 +23,7 @@ from router_node.relay.track import Track
 from router_node.routes.table import RouteTable
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
-from shared.ids import RequestIds
+from shared.ids import request_ids
 from shared.logging import event, get
 from shared.net.api import Headers
 from shared.net.fields import CheckedHeaders
@@ -81,7 +81,7 @@ class RelayCore:
         self.rules = HeaderRules(settings.forward_metadata)
         # Clients use few different time-outs; those that count down are as cheap to parse as to look up.
         self.parse_timeout = lru_cache(1024)(parse_timeout)
-        self.ids = RequestIds()
+        self.ids = request_ids()
         self._tenants: dict[str, Headers] = {}
         self._reported = -1.0
         clamps = b'{"max_n":%d,"max_max_tokens":%d}' % (settings.max_n, settings.max_max_tokens)

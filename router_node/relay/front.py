@@ -55,7 +55,7 @@ class RelayFront:
             head = self._heads.find(stream.peer, headers)
             fields = head.fields if head is not None else core.rules.check(headers)
             asked = fields.get(_REQUEST_ID)
-            account.request_id = asked if asked is not None and sane_request_id(asked) else core.ids.make()
+            account.request_id = asked if asked is not None and sane_request_id(asked) else core.ids.next()
             account.headers = fields
             if core.tracer is not None:
                 core.tracer.begin(account, fields)

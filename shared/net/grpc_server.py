@@ -69,7 +69,7 @@ class GrpcServer:
         self._calls: dict[asyncio.Task[None], ServerCall] = {}
         self._draining = False
         self._idle = asyncio.Event()
-        self._make_id = ids.RequestIds().make
+        self._make_id = ids.request_ids().next
 
     @property
     def calls(self) -> int:

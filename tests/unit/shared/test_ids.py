@@ -6,8 +6,8 @@ from shared import ids
 
 
 def test_request_ids_are_unique_and_sane() -> None:
-    maker = ids.RequestIds()
-    made = [maker.make() for _ in range(1000)]
+    maker = ids.request_ids()
+    made = [maker.next() for _ in range(1000)]
     assert len(set(made)) == 1000
     assert made == sorted(made)
     assert {len(i) for i in made} == {len("req-") + 12 + 8}
@@ -15,7 +15,7 @@ def test_request_ids_are_unique_and_sane() -> None:
 
 
 def test_two_makers_do_not_collide() -> None:
-    assert ids.RequestIds().make() != ids.RequestIds().make()
+    assert ids.request_ids().next() != ids.request_ids().next()
 
 
 def test_request_ids_of_clients_are_checked() -> None:
