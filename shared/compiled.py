@@ -40,7 +40,7 @@ MODULES: Final = (
     *(f"shared/net/{name}.py" for name in (
         "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",
         "gather", "grpc_wire", "http1", "http1_exchange", "http1_known", "http1_llhttp", "http1_parser", "http1_queue",
-        "http1_response", "http1_waits", "http2_exchange", "metered", "ngh2_engine", "once", "outflow", "pool",
+        "http1_response", "http1_waits", "http2_exchange", "metered", "ngh2_engine", "once", "outflow",
         "server", "splice", "stream", "turns", "uploads", "vitals",
     )),
 )  # fmt: skip

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from router_node.admin.counters import RouterMetrics
 from router_node.admin.stages import EVERY
@@ -138,7 +138,7 @@ class RelayCore:
     ) -> Headers:
         """The header block that opens a node's stream for a call with these headers."""
         caller = account.caller
-        out: Headers = _Checked(_OPENING)  # a list by its type: compiled code appends to those without a detour
+        out: list[Any] = _Checked(_OPENING)  # a list by its type: compiled code appends to those without a detour
         out.append((b":path", fields[b":path"]))
         out.append((b"content-type", fields[b"content-type"]))
         out.append(once(_DISPATCH, reservation.id))

@@ -8,7 +8,7 @@ router's secrets are dropped. ``-bin`` values pass as they are.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
@@ -43,7 +43,7 @@ _FINE: Final[Headers] = [(b"grpc-status", b"0")]
 _Checked: Final = CheckedHeaders
 _NODE: Final = names.NODE
 _REQUEST_ID: Final = names.REQUEST_ID
-_TIMES: Final = tuple(once(names.ROUTER_TIME, b"%d" % micros) for micros in range(1024))
+_TIMES: Final[tuple[Any, ...]] = tuple(once(names.ROUTER_TIME, b"%d" % micros) for micros in range(1024))
 
 
 class HeaderRules:
@@ -122,7 +122,7 @@ def _shown(value: bytes) -> str:
 
 def response_for_client(headers: Headers, node_id: str, request_id: bytes, routed: float) -> Headers:
     """A node's response headers without what is not for the client, with who answered and what routing took."""
-    out: Headers = (
+    out: list[Any] = (
         _Checked(headers)
         if headers == _PLAIN
         else _Checked([pair for pair in headers if pair[0] not in _NOT_TO_CLIENT])

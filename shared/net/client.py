@@ -18,7 +18,7 @@ from shared.net.monomorph import own_copies
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamBase, unheard
 
-_LAST_ID: Final = 1 << 30  # half of the ids there are; a connection is replaced here, long before they run out
+_LAST_ID = 1 << 30  # half of the ids there are; a connection is replaced here, long before they run out
 
 
 class _Nobody:

@@ -6,9 +6,7 @@ only fills that table, and every later field of that name is compared with all o
 
 from __future__ import annotations
 
-from typing import Final
-
-from shared.net.fields import Header
+from typing import Any, Final
 
 try:
     from ngh2 import NeverIndexedHeader
@@ -20,7 +18,9 @@ _Kind: Final = NeverIndexedHeader
 _new: Final = tuple.__new__  # a named tuple's own constructor takes twice as long
 
 
-def once(name: bytes, value: bytes) -> Header:
-    """A field that HPACK does not keep; equal to the pair."""
-    field: Header = _new(_Kind, (name, value))
-    return field
+def once(name: bytes, value: bytes) -> Any:
+    """A field that HPACK does not keep; equal to the pair.
+
+    ``Any``, and to be put into a ``list[Any]``: compiled code makes a plain pair of whatever is declared as one.
+    """
+    return _new(_Kind, (name, value))
