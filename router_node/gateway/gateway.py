@@ -17,6 +17,7 @@ from router_node.relay import phases
 from router_node.relay.account import Account
 from router_node.relay.core import RelayCore
 from router_node.relay.fields import Fields
+from router_node.relay.migrate import ASKED
 from router_node.relay.peek import peek
 from shared import headers as names
 from shared.errors import Code, LayaError, invalid
@@ -113,8 +114,9 @@ class Gateway:
         if moves is None:
             relay = HttpRelay(account, exchange, message, asked.forward, asked.extra)
         else:
-            unwanted = names.NO_MIGRATE in asked.headers
-            relay = MovingRelay.make(account, exchange, message, asked.forward, asked.extra, moves, unwanted)
+            why = moves.unfit(len(message) + len(body), names.NO_MIGRATE in asked.headers)
+            forward = asked.forward if why else [*asked.forward, ASKED]
+            relay = MovingRelay(account, exchange, message, forward, asked.extra, moves, why)
         relay.begin(fields, since)
 
     # Answered here.

@@ -2,8 +2,7 @@
 
 Until a node grants a journal this is an ``HttpRelay`` and nothing else. From then on the tunnel's messages are read
 whole, their token ids are taken down, and their body bytes go to the client as they are; another node replays what was
-passed on and sends what follows (``router_node.relay.trip``). Bytes are acknowledged to the node that sent them as they
-leave for the client: ``_ahead`` counts those on their way that no node is to be told of, as in ``moving_stream``.
+passed on and sends what follows (``router_node.relay.trip``).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from router_node.gateway.http_relay import HOLDING, OVER, STREAMING, TUNNEL, WAI
 from router_node.gateway.tunnel import ResponseHead, read_head
 from router_node.relay.account import Account
 from router_node.relay.fields import Fields
+from router_node.relay.flow import EARLY
 from router_node.relay.journal import TunnelJournal
 from router_node.relay.migrate import ASKED, FULL, MIGRATABLE, Migrations, journal_value, stays
 from router_node.relay.trip import Trip
@@ -26,7 +26,6 @@ from shared.net.api import CANCEL, ClientStream, Headers
 from shared.net.exchange import HttpExchange
 from shared.net.grpc_wire import error_from_trailers, format_timeout
 
-EARLY: Final = 16 << 10  # bytes of a message that is not whole which wait before any is acknowledged
 _OK: Headers = [(b"grpc-status", b"0")]
 _SHORT: Final = 512  # bytes of a head that may be remembered
 _known = lru_cache(256)(read_head)
@@ -35,22 +34,7 @@ _known = lru_cache(256)(read_head)
 class MovingRelay(HttpRelay):
     """See the module. ``why`` no journal is asked for, or it is empty and ``forward`` asks for one."""
 
-    __slots__ = ("_acked", "_ahead", "_flowing", "_journal", "_moves", "_note", "_trip", "_why")
-
-    @classmethod
-    def make(
-        cls,
-        account: Account,
-        exchange: HttpExchange,
-        message: bytes,
-        forward: Headers,
-        extra: Headers,
-        moves: Migrations,
-        unwanted: bool,
-    ) -> MovingRelay:
-        """For a new request; ``unwanted``: its client said that the answer is not to go on elsewhere."""
-        why = moves.unfit(len(message) + len(exchange.body), unwanted)
-        return cls(account, exchange, message, forward if why else [*forward, ASKED], extra, moves, why)
+    __slots__ = ("_journal", "_moves", "_note", "_trip", "_why")
 
     def __init__(
         self,
@@ -68,9 +52,6 @@ class MovingRelay(HttpRelay):
         self._trip: Trip | None = None
         self._journal: TunnelJournal | None = None  # the trip's, while everything is taken down
         self._note = b""  # what the client is told of that
-        self._ahead = 0
-        self._flowing = 0  # bytes on their way to the client
-        self._acked = 0  # bytes acknowledged of a message that is not whole
 
     def begin(self, fields: Fields, since: float) -> None:
         """Route the request, unless nodes have died of it. Raises LayaError."""
@@ -129,17 +110,17 @@ class MovingRelay(HttpRelay):
 
     def on_response_data(self, data: bytes, end: bool) -> None:
         """Messages of the tunnel: the head first, then body bytes with token ids beside them."""
-        journal, stream = self._journal, self._stream
-        if journal is None or stream is None:
+        journal, trip, stream = self._journal, self._trip, self._stream
+        if journal is None or trip is None or stream is None:
             super().on_response_data(data, end)
             return
         whole = journal.feed(data)
         body = journal.take()
         try:
-            if self._state == WAITING and (whole or journal.stopped) and not self._begins(journal):
+            if self._state == WAITING and (whole or journal.stopped) and not self._begins(journal, trip):
                 return
             if journal.stopped:
-                self._stop_journal(journal)
+                self._stop(trip)
                 body += self._reader.feed(journal.rest)
                 whole += journal.rest
         except LayaError as error:
@@ -147,32 +128,29 @@ class MovingRelay(HttpRelay):
             self._node_failed(error)
             return
         if self._state == HOLDING:
-            stream.consumed(len(whole))
+            self._acknowledge(stream, trip.whole(len(whole)))
             if body:
                 self._hold(body)
             return
         if whole:
-            self._acknowledge(stream, len(whole) - len(body))
+            self._acknowledge(stream, trip.whole(len(whole) - len(body)))
         if body:
-            self._pass_on(body)
+            self._pass_on(body, trip)
         if journal.pinned and not journal.stopped:
-            self._pin(journal, stream)
-        more = journal.held - self._acked
-        if journal.held > EARLY and more > 0:
-            # The rest of it may not fit into the window otherwise.
-            self._acked += more
-            stream.consumed(more)
+            self._pin(journal, trip, stream)
+        if journal.held > EARLY:
+            self._acknowledge(stream, trip.early(journal.held))
 
-    def _pin(self, journal: TunnelJournal, stream: ClientStream) -> None:
+    def _pin(self, journal: TunnelJournal, trip: Trip, stream: ClientStream) -> None:
         """From here on the answer passes as it comes."""
         journal.stop(journal.pinned)
-        self._stop_journal(journal)
+        self._stop(trip)
         body = self._reader.feed(journal.rest)
-        self._acknowledge(stream, len(journal.rest) - len(body))
+        self._acknowledge(stream, trip.whole(len(journal.rest) - len(body)))
         if body:
-            self._pass_on(body)
+            self._pass_on(body, trip)
 
-    def _begins(self, journal: TunnelJournal) -> bool:
+    def _begins(self, journal: TunnelJournal, trip: Trip) -> bool:
         """Whether the answer is on its way to the client, or here. Raises LayaError for a head that is none."""
         raw = journal.take_head()
         if raw:
@@ -183,51 +161,37 @@ class MovingRelay(HttpRelay):
             return self._answer(head)
         if journal.messages:
             raise LayaError(Code.INTERNAL, "NODE_PROTOCOL", "The node's answer has no head.")
-        self._stop_journal(journal)  # at the very first message: what it is, is for the reader to say
+        self._stop(trip)  # at the very first message: what it is, is for the reader to say
         super().on_response_data(journal.rest, False)
         return False
 
-    def _acknowledge(self, stream: ClientStream, beside: int) -> None:
-        """Of whole messages, ``beside`` are no body bytes; some of it all may have been acknowledged before."""
-        acked = self._acked
-        self._acked = 0
-        if acked > beside:
-            self._ahead += acked - beside
-        elif beside > acked:
-            stream.consumed(beside - acked)
+    @staticmethod
+    def _acknowledge(stream: ClientStream, more: int) -> None:
+        if more:
+            stream.consumed(more)
 
-    def _pass_on(self, body: bytes) -> None:
-        account, trip = self._account, self._trip
+    def _pass_on(self, body: bytes, trip: Trip) -> None:
+        account = self._account
         if not account.bytes_out:
             account.answered()
         account.bytes_out += len(body)
-        self._flowing += len(body)
+        trip.flowing += len(body)
         self._tail = body
         self._exchange.write(body)
-        if trip is not None:
-            if trip.moving:
-                trip.arrived()
-                self._await_answer()
-            trip.progress()
+        if trip.progress():
+            self._await_answer()
 
     def _drained(self, n: int) -> None:
         """Bytes left for the client: their node may send as many more, unless that was said before."""
-        self._flowing -= n
-        ahead = self._ahead
-        if ahead:
-            if n <= ahead:
-                self._ahead = ahead - n
-                return
-            self._ahead = 0
-            n -= ahead
-        super()._drained(n)
+        trip = self._trip
+        more = n if trip is None else trip.left(n)
+        if more:
+            super()._drained(more)
 
-    def _stop_journal(self, journal: TunnelJournal) -> None:
+    def _stop(self, trip: Trip) -> None:
         """Nothing is taken down from here on."""
-        self._why = journal.stopped
-        self._moves.metrics.moves.keeps(journal.stopped)
         self._journal = None
-        journal.close()
+        self._why = trip.stop()
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the answer, or of this node's part in it."""
@@ -292,7 +256,6 @@ class MovingRelay(HttpRelay):
         made._reader.head = self._reader.head
         made._tail = self._tail
         made._journal = journal
-        made._ahead = made._flowing = self._flowing
         made._trip = trip
         trip.mover = made
         return made
@@ -329,11 +292,9 @@ class MovingRelay(HttpRelay):
     def on_deadline(self) -> None:
         """Some time limit may be over; the one for an answer without a node among them."""
         trip = self._trip
-        if trip is not None and trip.moving and self._account.core.loop.time() >= trip.until:
-            self.refuse(trip.timed_out())
-            return
-        super().on_deadline()
-        self._look_again()
+        if trip is None or not trip.given_up():
+            super().on_deadline()
+            self._look_again()
 
     def refuse(self, error: LayaError) -> None:
         """End the request with an error; one that broke off and could not go on elsewhere says why."""

@@ -3,10 +3,6 @@
 Until a node grants a journal this is a ``RelayStream`` and nothing else. From then on whole messages are relayed: bytes
 of one that is not whole wait here, and are lost with their node. What has been passed on is in the journal, and another
 node is asked for the rest (``migrate``). The client's stream notices nothing of it but the pause.
-
-Flow control over several node streams: bytes are acknowledged to the node that sent them as they leave for the client.
-``_ahead`` counts bytes on their way to the client that no node is to be told of: those of a node that is gone, and as
-many as were acknowledged before they were passed on, since a message may be longer than a stream's window.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from typing import Final
 from router_node.dispatch import Reservation
 from router_node.relay.account import Account
 from router_node.relay.fields import Fields
+from router_node.relay.flow import EARLY
 from router_node.relay.journal import Journal, TypedJournal
 from router_node.relay.methods import Method
 from router_node.relay.migrate import ASKED, FULL, MIGRATABLE, UNWANTED, Migrations, journal_value, stays
@@ -30,7 +27,6 @@ from shared.net.gather import Piece, gather
 from shared.net.grpc_wire import error_from_trailers
 from shared.net.splice import REPLAY_BYTES
 
-EARLY: Final = 16 << 10  # bytes of a message that is not whole which wait before any is acknowledged
 _STATUS_200: Final = (b":status", b"200")
 _PREFIX: Final = 5
 # The numbers of a streamed response's fields: text, token ids, finish reason.
@@ -40,7 +36,7 @@ _SHAPES: Final = {"Generate": (2, 3, 5), "Chat": (3, 4, 6)}
 class MovingStream(RelayStream):
     """See the module. ``_kept`` is a request that is longer than what the splice keeps by itself."""
 
-    __slots__ = ("_acked", "_ahead", "_flowing", "_journal", "_kept", "_kept_bytes", "_moves", "_note", "_trip", "_why")
+    __slots__ = ("_journal", "_kept", "_kept_bytes", "_moves", "_note", "_trip", "_why")
 
     def __init__(
         self,
@@ -61,9 +57,6 @@ class MovingStream(RelayStream):
         self._journal: Journal | None = None  # the trip's, while everything is taken down
         self._why = UNWANTED if unwanted else ""  # why the stream cannot go on elsewhere, where somebody said so
         self._note = b""  # what the client is told of that
-        self._ahead = 0
-        self._flowing = 0  # bytes on their way to the client
-        self._acked = 0  # bytes acknowledged of a message that is not whole
 
     # The request.
 
@@ -143,64 +136,43 @@ class MovingStream(RelayStream):
 
     def on_response_data(self, data: bytes, end: bool) -> None:
         """Whole messages go on untouched; what is not whole waits."""
-        journal = self._journal
-        if journal is None:
-            if self._trip is not None:
-                self._flowing += len(data)
+        journal, trip = self._journal, self._trip
+        if journal is None or trip is None:
+            if trip is not None:
+                trip.flowing += len(data)
             super().on_response_data(data, end)
             return
         out = journal.feed(data)
         if journal.stopped:
-            self._stop_journal(journal)
+            self._journal = None
+            self._why = trip.stop()
             out += journal.rest
         if out:
-            self._pass_on(out)
+            self._pass_on(out, trip)
         if journal.held > EARLY and self.up is not None:
-            # The rest of it may not fit into the window otherwise.
-            more = journal.held - self._acked
-            if more > 0:
-                self._acked += more
+            more = trip.early(journal.held)
+            if more:
                 self.up.consumed(more)
         if end:
             self.ended_bare(b"")
 
-    def _pass_on(self, out: bytes) -> None:
-        trip = self._trip
+    def _pass_on(self, out: bytes, trip: Trip) -> None:
         if not self.bytes_out:
             self.first_byte()
-        if self._acked:
-            self._ahead += self._acked
-            self._acked = 0
+        if trip.acked:
+            trip.whole(0)
         self.bytes_out += len(out)
-        self._flowing += len(out)
+        trip.flowing += len(out)
         self.down.send(out)
-        if trip is not None:
-            if trip.moving:
-                trip.arrived()
-                self._await_answer()
-            trip.progress()
+        if trip.progress():
+            self._await_answer()
 
     def on_sent(self, n: int) -> None:
         """Bytes left for the client: their node may send as many more, unless that was said before."""
-        if self._trip is None:
-            super().on_sent(n)
-            return
-        self._flowing -= n
-        ahead = self._ahead
-        if ahead:
-            if n <= ahead:
-                self._ahead = ahead - n
-                return
-            self._ahead = 0
-            n -= ahead
-        super().on_sent(n)
-
-    def _stop_journal(self, journal: Journal) -> None:
-        """Nothing is taken down from here on."""
-        self._why = journal.stopped
-        self._moves.metrics.moves.keeps(journal.stopped)
-        self._journal = None
-        journal.close()
+        trip = self._trip
+        more = n if trip is None else trip.left(n)
+        if more:
+            super().on_sent(more)
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the answer, or of this node's part in it."""
@@ -231,8 +203,6 @@ class MovingStream(RelayStream):
         """Where the stream has a journal, another node goes on with it."""
         trip, journal = self._trip, self._journal
         if trip is not None and journal is not None:
-            self._ahead = self._flowing
-            self._acked = 0
             journal.forget_part()
             self._move(trip, journal, unprocessed)
             return
@@ -291,11 +261,9 @@ class MovingStream(RelayStream):
     def on_deadline(self) -> None:
         """Some time limit may be over; the one for a stream without a node among them."""
         trip = self._trip
-        if trip is not None and trip.moving and self._account.core.loop.time() >= trip.until:
-            self.refuse(trip.timed_out())
-            return
-        super().on_deadline()
-        self._look_again()
+        if trip is None or not trip.given_up():
+            super().on_deadline()
+            self._look_again()
 
     def refuse(self, error: LayaError) -> None:
         """End the call with an error; one that broke off and could not go on elsewhere says why."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from router_node.dispatch import Pool, Reservation, Ticket
 from router_node.relay.faults import is_fault, no_room
 from router_node.relay.fields import Fields
+from router_node.relay.flow import Flow
 from router_node.relay.journal import Journal
 from router_node.relay.migrate import GRANTED, Migrations, journal_value
 from router_node.relay.retries import later
@@ -39,8 +40,8 @@ class Mover(Protocol):
         """The stream cannot go on."""
 
 
-class Trip:
-    """It lasts as long as its request has an account. ``mover`` is who relays the stream now.
+class Trip(Flow):
+    """It lasts as long as its request has an account. ``mover`` is who relays the stream now, by the trip's flow.
 
     ``moving`` says that the stream has no node that has sent anything new; ``until`` is then the loop time at which it
     is given up. ``told`` is what the client is told of its moves, ``logged`` what the access log is.
@@ -72,6 +73,7 @@ class Trip:
     )
 
     def __init__(self, moves: Migrations, account: Account, journal: Journal, mover: Mover) -> None:
+        super().__init__()
         self._moves = moves
         self._account = account
         self.journal = journal
@@ -103,14 +105,25 @@ class Trip:
 
     # While all is well.
 
-    def progress(self) -> None:
-        """The client has been given something."""
+    def progress(self) -> bool:
+        """The client has been given something. Whether that is the end of a move: the first of a new node."""
+        arrived = self.moving
+        if arrived:
+            self._arrived()
         self._last_at = self._moves.loop.time()
         if not self._innocent and len(self.journal.tokens) > self._at_start:
             self._innocent = True
             poisons = self._moves.poisons
             if len(poisons):
                 poisons.lives(self.journal.request)
+        return arrived
+
+    def stop(self) -> str:
+        """Nothing is taken down from here on; why."""
+        why = self.journal.stopped
+        self._moves.metrics.moves.keeps(why)
+        self.journal.close()
+        return why
 
     # A node says that it does not go on.
 
@@ -141,6 +154,7 @@ class Trip:
 
         ``unprocessed``: it never saw the request.
         """
+        self.orphaned()
         died = self._judge(unprocessed)
         account, moves, now = self._account, self._moves, self._moves.loop.time()
         if not self.moving:
@@ -162,7 +176,7 @@ class Trip:
             return self._gave_up("unfit", f"the next node does not take the rest ({self._unfit})")
         if self.attempts >= moves.settings.attempts:
             return self._gave_up("attempts", f"it was moved {self.attempts} times already")
-        return self.timed_out() if now >= self.until else None
+        return self._timed_out() if now >= self.until else None
 
     def _judge(self, unprocessed: bool) -> bool:
         """What this end says of the node; whether it died."""
@@ -293,7 +307,7 @@ class Trip:
 
     # The end of a move.
 
-    def arrived(self) -> None:
+    def _arrived(self) -> None:
         """The new node has sent something new."""
         now, account = self._moves.loop.time(), self._account
         counts = self._moves.metrics.moves
@@ -316,7 +330,14 @@ class Trip:
         self._judge(False)
         self._moves.metrics.moves.moved("complete")
 
-    def timed_out(self) -> LayaError:
+    def given_up(self) -> bool:
+        """Whether it has been without a node for too long, and was refused."""
+        if not self.moving or self._moves.loop.time() < self.until:
+            return False
+        self._refuse(self._timed_out())
+        return True
+
+    def _timed_out(self) -> LayaError:
         """It has been without a node for too long."""
         return self._gave_up("stall", f"{self._moves.settings.max_stall:g} s passed without one that goes on with it")
 
