@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from router_node.relay import wire
+from router_node.relay.wire import put_varint
 from shared import headers as names
 from shared.errors import Code, LayaError
 from shared.net.api import Headers
@@ -40,23 +41,6 @@ _PREFIX: Final = 5
 _FIELD: Final = 11  # bytes of a field's tag and length at most
 _PART_BODY: Final = 0x12  # HttpResponse.body
 _PART_HEAD: Final = 0x0A  # HttpResponse.head
-
-
-def put_varint(value: int) -> bytes:
-    """A varint of a non-negative value."""
-    if value < 0x80:
-        return _SMALL[value]
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_SMALL: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
 def header_fields(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -168,7 +168,7 @@ class Journal:
     def resumed(self, attempt: int) -> bytes:
         """The framed request that has another node go on behind what was passed on."""
         resume = self._resume(attempt).SerializeToString()
-        field = _RESUME + _varint(len(resume)) + resume
+        field = _RESUME + wire.put_varint(len(resume)) + resume
         size = len(self.request) - _PREFIX + len(field)
         return b"\0" + size.to_bytes(4, "big") + self.request[_PREFIX:] + field
 
@@ -371,12 +371,3 @@ def _packed(data: bytes, pos: int, end: int, into: array[int]) -> int:
             value, pos = wire.varint(data, pos - 1)
         into.append(value)
     return pos if pos == stop else end + 1
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -1,10 +1,12 @@
-"""The protobuf wire format, as far as a reader that knows a few fields needs it.
+"""The protobuf wire format, as far as a reader or writer that knows a few fields needs it.
 
 Offsets run over one ``bytes`` object; nothing is copied. ``Malformed`` says that the bytes are no protobuf message;
 running off the end of the buffer shows as IndexError in the callers' own reads, which they treat alike.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 VARINT = 0
 FIXED64 = 1
@@ -20,6 +22,23 @@ _MAX_LENGTH = 0x7FFF_FFFF
 
 class Malformed(Exception):
     """The bytes are not a protobuf message; the text says what is wrong with them."""
+
+
+def put_varint(value: int) -> bytes:
+    """A varint of a non-negative value."""
+    if value < 0x80:
+        return _SMALL[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_SMALL: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
 def varint(buf: bytes, pos: int) -> tuple[int, int]:

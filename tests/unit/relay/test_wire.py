@@ -17,6 +17,11 @@ def test_a_varint_is_read_as_protobuf_writes_it(value):
     assert wire.skip(raw, 1, len(raw), raw[0]) == len(raw)
 
 
+@given(st.one_of(st.integers(0, 2**15), st.integers(0, 2**63 - 1)))
+def test_a_varint_is_written_as_protobuf_writes_it(value):
+    assert wire.put_varint(value) == pb.SamplingParams(seed=value).SerializeToString()[1:]
+
+
 def test_a_negative_number_is_read_modulo_two_to_the_64():
     raw = pb.SamplingParams(seed=-1).SerializeToString()
     assert wire.varint(raw, 1) == (2**64 - 1, 11)
