@@ -233,6 +233,8 @@ class Cluster:
             if child in self._nodes and self._announced:
                 self._say("node_ready", f"{child.name} joined ({event.get('address')})", node=child.name)
             self._note_state()
+        elif kind == "refused":
+            self._say("refused", f"laya: {child.name}: {event['why']}", err=True, name=child.name, why=event["why"])
 
     def _on_death(self, child: Child, event: dict[str, Any]) -> None:
         code = event["code"]
@@ -266,7 +268,8 @@ class Cluster:
             "ready",
             f"Laya is ready on http://{router['address']} after {seconds:.1f} s: model {node.get('model')} "
             f"({node.get('engine')}), {len(ready)} of {self._total} nodes up\n"
-            f"  try: laya chat    or: curl http://{router['address']}/v1/models",
+            f"  try: laya chat    or: curl http://{router['address']}/v1/models\n"
+            f"  private (Admin, metrics): http://{router.get('admin')}/metrics",
             address=router["address"],
             admin=router.get("admin"),
             model=node.get("model"),

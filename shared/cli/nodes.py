@@ -21,7 +21,9 @@ def command(admin: str | None, as_json: bool) -> None:
     nodes = talk.run(_nodes(where), where)
     if as_json:
         talk.print_json([_plain(n) for n in nodes])
-    elif not nodes:
+        return
+    click.echo(f"private listener of the router: {where} (metrics: http://{where}/metrics)", err=True)
+    if not nodes:
         click.echo("the router knows no node", err=True)
     else:
         headings = ["NODE", "STATE", "MODEL", "ADDRESS", "HEADROOM", "RUNNING", "WAITING", "REPORT", "FROM"]

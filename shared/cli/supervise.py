@@ -31,6 +31,7 @@ _TAIL = 32  # lines: a refusal may be a screen
 _LAST_WORDS = 1.0  # seconds to read what a dead child still said
 _LONGEST_LINE = 1 << 16
 _PR_SET_PDEATHSIG = 1
+_REFUSED = "successor_refused"  # what a router logs that was asked to replace itself: only its log would tell
 
 
 # Looked up here and not between fork and exec: another thread may hold the loader's lock at the fork, for ever.
@@ -41,6 +42,14 @@ def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere nothing)."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
+
+
+def _why(line: str) -> str:
+    """The reason in a line of a log, be it text or JSON."""
+    try:
+        return str(json.loads(line)["why"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return line.partition(" why=")[2].strip("'\"") or line
 
 
 class Child:
@@ -186,6 +195,8 @@ class Child:
             log.write(data)
         for line in data.decode("utf-8", "replace").splitlines():
             self._tail.append(line)
+            if _REFUSED in line:
+                self._on_event(self, {"event": "refused", "why": _why(line)})
             if self._verbose:
                 print(f"[{self.name}] {line}", file=sys.stderr, flush=True)
 

@@ -103,3 +103,13 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_a_refusal_to_be_replaced_is_told_with_its_reason(tmp_path: Path, as_json: bool) -> None:
+    log = "import logging; from shared import logging as logs; "
+    log += f"logs.setup('info', {'json' if as_json else 'text'!r}); "
+    log += "logs.event(logs.get('router'), logging.ERROR, 'successor_refused', why='the process is kept by x'); "
+    nursery = Nursery(tmp_path, log + "raise SystemExit(2)")
+    await asyncio.wait_for(nursery.child.run(), 20)
+    assert [e["why"] for e in nursery.of("refused")] == ["the process is kept by x"]
