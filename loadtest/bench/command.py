@@ -122,9 +122,8 @@ def _sides(plan: Plan, options: Options) -> Iterator[list[Side]]:
 def _admin(address: str, options: Options) -> str:
     """The private listener: the one given, or that of the running `laya up` where it is the target."""
     if options.admin:
-        return parse(options.admin, options.owned)
-    known = state.read_state()
-    return str(known.get("admin") or "") if known.get("address") == address else ""
+        return parse(state.admin_address(options.admin), options.owned)
+    return str(state.find(address).get("admin") or "")
 
 
 def _tls(options: Options) -> ssl.SSLContext | None:

@@ -32,7 +32,7 @@ def admin_options(f: F) -> F:
         "--admin",
         default=None,
         metavar="HOST:PORT",
-        help="Router's private listener; default: the running `laya up`.",
+        help="Router's private listener, or the router of a `laya up`; default: the running `laya up`.",
     )(f)
 
 

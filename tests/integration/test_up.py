@@ -50,7 +50,9 @@ def test_models_and_nodes_are_listed(up: Up) -> None:
     models = json.loads(up.laya("models", "--json").stdout)
     assert [m["engine"] for m in models] == ["sim"]
     wait_for(lambda: len(json.loads(up.laya("nodes", "--json").stdout)) == 2, "both nodes are listed")
-    assert "ready" in up.laya("nodes").stdout
+    shown = up.laya("nodes")
+    assert "ready" in shown.stdout
+    assert shown.stderr.startswith("private listener of the router: 127.0.0.1:") and "/metrics" in shown.stderr
     told = json.loads(up.laya("explain", models[0]["name"], "--prompt", "Hello", "--json").stdout)
     assert {one["node_id"] for one in told["candidates"]} == {"node-1", "node-2"}
     shown = up.laya("explain", models[0]["name"], "--prompt-tokens", "500").stdout
@@ -117,8 +119,30 @@ def test_four_simulated_nodes_are_ready_soon(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in children)
 
 
+def test_a_second_cluster_does_not_hide_the_first(up: Up) -> None:
+    [first] = (Path(up.env["XDG_CACHE_HOME"]) / "laya" / "up").glob("*.json")
+    address = json.loads(first.read_text())["address"]
+    second = Up(Path(up.env["XDG_CACHE_HOME"]), "--engine", "sim", "--nodes", "1")
+    try:
+        other = second.event("ready")["address"]
+        refused = up.laya("nodes")
+        assert refused.returncode == 2 and address in refused.stderr and other in refused.stderr
+        assert len(json.loads(up.laya("nodes", "--json", "--admin", address).stdout)) == 2
+        assert len(json.loads(up.laya("nodes", "--json", "--admin", other.rpartition(":")[2]).stdout)) == 1
+        assert second.stop() == 0
+    finally:
+        second.popen.kill()
+    assert len(json.loads(up.laya("nodes", "--json").stdout)) == 2
+
+
+def test_a_router_that_may_not_replace_itself_says_so(up: Up) -> None:
+    os.kill(up.child("router_node.main"), signal.SIGUSR2)
+    assert "laya up" in up.event("refused")["why"]
+
+
 def test_a_taken_port_is_said_at_once(up: Up, tmp_path: Path) -> None:
-    address = json.loads((Path(up.env["XDG_CACHE_HOME"]) / "laya" / "up.json").read_text())["address"]
+    [state] = (Path(up.env["XDG_CACHE_HOME"]) / "laya" / "up").glob("*.json")
+    address = json.loads(state.read_text())["address"]
     port = address.rpartition(":")[2]
     done = subprocess.run(
         [sys.executable, "-m", "shared.cli.main", "up", "--engine", "sim", "--port", port],

@@ -82,4 +82,4 @@ async def test_nothing_is_left_after_load_nor_after_ctrl_c(tmp_path: Path, monke
     with socket.socket() as sock:
         assert sock.connect_ex((host, int(port))) != 0
     assert list(temporary.iterdir()) == []
-    assert not (tmp_path / "cache" / "laya" / "up.json").exists()
+    assert list((tmp_path / "cache" / "laya" / "up").iterdir()) == []
