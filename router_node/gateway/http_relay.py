@@ -282,12 +282,9 @@ class HttpRelay:
         account.node_lost(unprocessed)
         untouched = self._state != STREAMING
         error = lost(account.node_id, code, 0 if untouched else account.bytes_out, untouched)
-        if untouched and (unprocessed or code == CANCEL) and account.attempts < account.max_attempts:
-            self._later(
-                pause(account),
-                lost(account.node_id, code, 0 if untouched else account.bytes_out, untouched),
-                unprocessed,
-            )
+        may_repeat = unprocessed or (code == CANCEL and not account.once)
+        if untouched and may_repeat and account.attempts < account.max_attempts:
+            self._later(pause(account), error, unprocessed)
         else:
             self.refuse(error)
 

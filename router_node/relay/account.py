@@ -124,6 +124,11 @@ class Account:
         return self.plan.max_attempts if self.plan is not None else self.core.settings.max_attempts
 
     @property
+    def once(self) -> bool:
+        """Whether the client forbids to repeat what a node may have begun."""
+        return self.headers is not None and names.NO_MIGRATE in self.headers
+
+    @property
     def tenant(self) -> str:
         """Tenant of the caller's key."""
         return self.caller.tenant if self.caller is not None else ""

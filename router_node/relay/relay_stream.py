@@ -20,7 +20,6 @@ from router_node.relay.fields import Fields
 from router_node.relay.headers import response_for_client, trailers_for_client
 from router_node.relay.methods import Method
 from router_node.relay.retries import is_free, later, pause, pushback
-from shared import headers as names
 from shared.errors import Code, LayaError, invalid
 from shared.net.api import CANCEL, Headers, ServerStream
 from shared.net.grpc_wire import Deframer, error_from_response, error_from_trailers, format_timeout
@@ -358,7 +357,7 @@ class RelayStream(Splice):
         """The node's stream ended early. Before the first response byte the request goes to another node."""
         account = self._account
         account.node_lost(unprocessed)
-        may_repeat = unprocessed or (code == CANCEL and names.NO_MIGRATE not in self._fields)
+        may_repeat = unprocessed or (code == CANCEL and not account.once)
         if not self.responded and self.can_replay and may_repeat and account.attempts < account.max_attempts:
             wait = pause(account)
             if wait > 0:

@@ -349,3 +349,27 @@ async def test_a_defect_when_a_wait_ends_is_one_500(monkeypatch):
     rig.report("n0", 100_000)
     assert exchange.answer()[0] == 500
     rig.assert_idle()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_request_that_must_not_migrate_is_tried_again_only_if_no_node_saw_it(streams):
+    rig = Rig()
+    body = BODY[:-1] + b',"stream":true}' if streams else BODY
+    exchange = FakeExchange(b"POST", CHAT, [(names.NO_MIGRATE, b"1")], body)
+    rig.gateway.handle(exchange)
+    rig.used.last.lose()
+    assert exchange.answer()[0] == 503
+    assert error_in(exchange)["code"] == "node_lost"
+    rig.assert_idle()
+    for upstream in rig.upstreams.values():
+        upstream.streams.clear()
+    exchange = FakeExchange(b"POST", CHAT, [(names.NO_MIGRATE, b"1")], body)
+    rig.gateway.handle(exchange)
+    first = rig.used
+    first.last.lose(7, unprocessed=True)
+    node = rig.other(first).last
+    node.begin()
+    say(node, head(200, JSON), part(b"{}"))
+    node.finish()
+    assert exchange.answer()[2] == b"{}"
+    rig.assert_idle()
