@@ -170,7 +170,7 @@ class _Conn(asyncio.Protocol):
             return
         try:
             event = _event(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             answer.error = f"an event that is no chat completion: {error}"
             return
         if bytes(event.error) not in (b"", b"null"):
@@ -218,7 +218,7 @@ class _Conn(asyncio.Protocol):
 def _reason(data: bytes, status: int) -> str:
     try:
         said = _refusal(data).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         said = None
     if isinstance(said, _Said):
         return str(said.code or said.type or said.message or status)[:80]

@@ -11,6 +11,7 @@ import msgspec
 import yaml
 
 from loadtest.sim.traces import KINDS
+from shared.config.loader import Loader
 
 LONGEST_RUN = 86_400.0  # seconds of all rounds together
 MOST_REQUESTS = 1_000_000  # of one round
@@ -178,9 +179,11 @@ def times_at(plan: Plan, at: float) -> float:
 def read(path: Path) -> Plan:
     """A plan from a YAML file. Raises BadPlan or OSError."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadPlan(f"{path}: not YAML ({error})") from None
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise BadPlan(f"{path}{where}: not YAML ({getattr(error, 'problem', None) or error})") from None
     try:
         return check(msgspec.convert(data, Plan))
     except (msgspec.ValidationError, BadPlan) as error:

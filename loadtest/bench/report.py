@@ -212,7 +212,7 @@ def load(path: Path) -> Report:
     file = path / FILE if path.is_dir() else path
     try:
         report = msgspec.json.decode(file.read_bytes(), type=Report)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadReport(f"{file}: no report of laya bench ({error})") from None
     if report.schema != SCHEMA:
         raise BadReport(f"{file}: written in form {report.schema}; this version reads form {SCHEMA}")

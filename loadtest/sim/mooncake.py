@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from loadtest.sim.jobs import Job, Trace
 from loadtest.sim.traces import fit, work_of
@@ -26,7 +27,7 @@ def read(path: Path, count: int, nodes: int, load: float, longest: int, asked_ra
     Requests longer than ``longest`` are cut to it. Raises BadTrace or OSError.
     """
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for row in parse(lines, path.name):
             rows.append(row)
             if len(rows) == count:
@@ -41,6 +42,14 @@ def read(path: Path, count: int, nodes: int, load: float, longest: int, asked_ra
     return Trace(
         path.stem, BLOCK_TOKENS, len(rows), (last - first) * stretch, _jobs(rows, first, stretch, longest, asked_ratio)
     )
+
+
+def parsed(text: str) -> Any:
+    """JSON that somebody else wrote. Raises ValueError, also for what is nested too deeply to read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 Row = tuple[float, int, int, tuple[int, ...]]
@@ -64,7 +73,7 @@ def parse(lines: Iterable[str], name: str) -> Iterator[Row]:
 def row_of(line: str, where: str) -> Row:
     """The request of one line; ``where`` names it in errors. Raises BadTrace."""
     try:
-        row = json.loads(line)
+        row = parsed(line)
     except ValueError as error:
         raise BadTrace(f"{where}: not JSON ({error}); each line must be one object") from None
     if not isinstance(row, dict):

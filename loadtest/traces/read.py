@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from loadtest.sim.mooncake import parsed
 from loadtest.traces import mooncake, sharegpt
 from loadtest.traces.items import Loaded, Rules
 
@@ -26,7 +26,7 @@ def read(path: Path, rules: Rules) -> Loaded:
 
 def _talks(line: str) -> bool:
     try:
-        row = json.loads(line)
+        row = parsed(line)
     except ValueError:
         return False
     return isinstance(row, dict) and bool({"conversations", "messages"} & set(row))

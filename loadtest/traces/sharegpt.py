@@ -7,13 +7,12 @@ milliseconds says when a conversation begins; where there is none, they begin at
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from loadtest.sim.mooncake import BadTrace
+from loadtest.sim.mooncake import BadTrace, parsed
 from loadtest.traces.items import Clock, Item, Loaded, Notes, Rules
 from loadtest.users.call import Call
 from loadtest.users.scenarios import Scenario
@@ -31,7 +30,7 @@ def rows(text: str, name: str) -> Iterator[tuple[str, Any]]:
     """The conversations of a file, each with a name for it in errors. Raises BadTrace."""
     if text.lstrip().startswith("["):
         try:
-            found = json.loads(text)
+            found = parsed(text)
         except ValueError as error:
             raise BadTrace(f"{name}: not JSON ({error})") from None
         for number, row in enumerate(found, 1):
@@ -41,7 +40,7 @@ def rows(text: str, name: str) -> Iterator[tuple[str, Any]]:
         if line.strip():
             where = f"{name}, line {number}"
             try:
-                yield where, json.loads(line)
+                yield where, parsed(line)
             except ValueError as error:
                 yield where, BadTrace(f"{where}: not JSON ({error}); each line must be one object")
 

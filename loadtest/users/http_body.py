@@ -69,7 +69,7 @@ class Events:
         try:
             event = json.loads(data)
             return self._event(event, at)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             self._out.reason, self._out.detail = "NO_EVENT", data[:200].decode("utf-8", "replace")
             self.done = True
             return False
@@ -105,7 +105,7 @@ def refusal(status: int, raw: bytes, out: Outcome) -> None:
     """An answer with another status than 200."""
     try:
         out.reason, out.detail = _reason(json.loads(raw)["error"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         out.reason, out.detail = f"HTTP_{status}", raw[:200].decode("utf-8", "replace")
 
 

@@ -92,7 +92,7 @@ def look(at: Target, model: str = "", key: str = "", limit: float = LIMIT, ca_fi
         if isinstance(getattr(e, "reason", None), TimeoutError):
             raise TargetError(f"{at.address}: cannot be reached within {limit:g} s") from None
         raise TargetError(f"{at.address}: cannot be reached ({getattr(e, 'reason', e)}); start it first") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise TargetError(f"{at.address}: what /v1/models says is no list of models; it is no Laya router") from None
     if not cards:
         raise TargetError(f"{at.address}: serves no model yet; no node is ready")
@@ -114,7 +114,7 @@ def _pick(at: Target, cards: list[dict[str, object]], model: str) -> Served:
 def _said(e: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(e.read(4096))["error"]["message"])
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         return e.reason
 
 

@@ -161,7 +161,7 @@ def _parse(raw: bytes, path: Path) -> list[KeyRecord]:
         raise KeyFileError(f"{path} is over {MAX_FILE >> 20} MiB; it is not a key file")
     try:
         keys = msgspec.json.decode(raw, type=_KeyFile).keys
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise KeyFileError(f"{path} is not a key file: {error}") from None
     for key in keys:
         if len(key.hash) != 64 or not all(c in "0123456789abcdef" for c in key.hash):

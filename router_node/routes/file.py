@@ -34,7 +34,7 @@ def read(path: Path) -> list[Rule]:
         raise RouteError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise RouteError(f"{path}: is not UTF-8 text") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         raise RouteError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None

@@ -19,13 +19,20 @@ def rules_in(path: str) -> list[Rule]:
     """The rules in a YAML file, ``-`` for standard input. Ends the process with 2 for what is none."""
     from router_node.routes.file import read, rules_of
     from router_node.routes.rules import RouteError
+    from shared.config.loader import Loader
 
     try:
         if path != "-":
             return read(Path(path))
         import yaml
 
-        tree = yaml.safe_load(sys.stdin.read())
+        try:
+            tree = yaml.load(sys.stdin.read(), Loader)
+        except (yaml.YAMLError, RecursionError) as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f" line {mark.line + 1}" if mark else ""
+            why = getattr(error, "problem", None) or error
+            raise ValueError(f"standard input{where}: not valid YAML: {why}") from None
         if isinstance(tree, dict):
             tree = tree["rules"] if tree.keys() == {"rules"} else [tree]
         return rules_of(tree if isinstance(tree, list) else [])

@@ -85,7 +85,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
     try:
         raw = yaml.load(text, Loader)
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, RecursionError) as e:
         mark = getattr(e, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: not valid YAML: {getattr(e, 'problem', None) or e}") from None
@@ -164,7 +164,7 @@ def _is_text(key: tuple[str, ...]) -> bool:
 def _yaml_value(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         shown = "" if is_secret(name) else f" ({text[:80]!r})"
         raise ConfigError(f"environment variable {name}: not a valid value{shown}") from None
 

@@ -25,6 +25,7 @@ def test_requests_are_read_with_times_in_seconds() -> None:
     ("row", "said"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[1]", "must be an object"),
         ({**GOOD, "timestamp": -1}, "timestamp"),
         ({**GOOD, "timestamp": "0"}, "timestamp"),

@@ -167,3 +167,12 @@ def test_a_made_trace_can_be_read_and_is_the_same_again(kind: str) -> None:
     assert loaded.seconds == pytest.approx(40.0, rel=0.3)
     if kind in ("mooncake", "shared"):
         assert loaded.reusable() > 0.15
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"messages": []}\n' + "[" * 100_000])
+@pytest.mark.parametrize("lenient", [False, True])
+def test_what_is_nested_without_end_is_no_json(tmp_path: Path, text: str, lenient: bool) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadTrace, match=r"there is no (request|conversation)" if lenient and text[0] == "{" else "deep"):
+        read(path, Rules(lenient=lenient))

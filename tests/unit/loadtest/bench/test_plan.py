@@ -63,6 +63,7 @@ def test_a_plan_comes_from_yaml(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("name: [", "not YAML"),
+        ("[" * 50_000, "not YAML"),
         ("name: x\nrate: 3\n", "works"),
         ("name: x\nrate: fast\nworks: [{kind: fixed}]\n", "rate"),
         ("name: x\nrate: 1\nworks: [{kind: fixed}]\nbudgte: 3\n", "budgte"),
