@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from loadtest.sim.traces import KINDS
 from shared.config.loader import Loader
 
 LONGEST_RUN = 86_400.0  # seconds of all rounds together
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # a folder is named after it
 MOST_REQUESTS = 1_000_000  # of one round
 
 
@@ -25,7 +27,10 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """One kind of request in the mix."""
 
     kind: str
-    """fixed, a generator of loadtest/sim/traces.py, or the path of a JSONL file in Mooncake's format."""
+    """fixed, a generator of loadtest/sim/traces.py, or a JSONL file in Mooncake's format.
+
+    A file is looked for beside the plan's own first, then from the working folder.
+    """
     share: float = 1.0
     """Weight among the kinds of the plan."""
     prompt: int = 256
@@ -106,7 +111,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 def check(plan: Plan) -> Plan:
     """The plan. Raises BadPlan."""
-    _need(bool(plan.name), "name", "must not be empty")
+    shown = f"must be 1 to 64 letters, digits, '-', '_' and '.', not {plan.name[:80]!r}"
+    _need(_NAME.fullmatch(plan.name) is not None, "name", shown)
     _need(0 < plan.rate <= 100_000, "rate", f"must be over 0 and up to 100000 requests a second, not {plan.rate}")
     _need(0.2 <= plan.seconds <= LONGEST_RUN, "seconds", f"must be 0.2 to {LONGEST_RUN:g}, not {plan.seconds}")
     _need(1 <= plan.rounds <= 1000, "rounds", f"must be 1 to 1000, not {plan.rounds}")
@@ -124,6 +130,17 @@ def check(plan: Plan) -> Plan:
     _need(expected(plan) <= MOST_REQUESTS, "rate", f"makes over {MOST_REQUESTS:,} requests a round")
     _check_nodes(plan.nodes)
     return plan
+
+
+def _beside(plan: Plan, folder: Path) -> Plan:
+    """The plan with the traces that lie beside its file; others are looked for where the command runs."""
+    works = tuple(
+        msgspec.structs.replace(work, kind=str(folder / work.kind))
+        if work.kind.endswith(".jsonl") and (folder / work.kind).is_file()
+        else work
+        for work in plan.works
+    )
+    return msgspec.structs.replace(plan, works=works)
 
 
 def _check_work(work: Work, where: str) -> None:
@@ -185,6 +202,6 @@ def read(path: Path) -> Plan:
         where = f" line {mark.line + 1}" if mark else ""
         raise BadPlan(f"{path}{where}: not YAML ({getattr(error, 'problem', None) or error})") from None
     try:
-        return check(msgspec.convert(data, Plan))
+        return check(_beside(msgspec.convert(data, Plan), path.parent))
     except (msgspec.ValidationError, BadPlan) as error:
         raise BadPlan(f"{path}: {error}") from None

