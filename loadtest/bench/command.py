@@ -16,13 +16,14 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from loadtest.bench import diff, page, plans, plots
+from loadtest.bench import diff, folder, page, plans, plots
 from loadtest.bench.cluster import own
 from loadtest.bench.plan import BadPlan, Plan, check
 from loadtest.bench.report import BadReport, Report, load, save
 from loadtest.bench.run import Runner, Side, exit_code, quick
 from loadtest.bench.target import NotYours, TargetDown, half_up, parse
 from loadtest.bench.watch import Watched, pids
+from loadtest.bench.work import look
 from loadtest.rig import RigError
 from loadtest.sim.mooncake import BadTrace
 from shared.cli import state
@@ -51,6 +52,7 @@ class Options:
     ca: str | None = None
     owned: bool = False
     no_plots: bool = False
+    force: bool = False
     as_json: bool = False
 
 
@@ -60,6 +62,9 @@ def bench(options: Options) -> int:
         return _fail(MISSING, plots.INSTALL)
     try:
         plan = _plan(options)
+        if options.out:
+            folder.check(Path(options.out), options.force)
+        look(plan)
         reports = _measured(plan, options)
     except (BadPlan, BadTrace, NotYours) as error:
         return _fail(USAGE, str(error))
@@ -139,9 +144,10 @@ def _written(reports: list[Report], options: Options) -> int:
     base = Path(options.out or f"bench/{reports[0].plan.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}")
     folders = [base] if len(reports) == 1 else [base / "a", base / "b"]
     try:
-        for report, folder in zip(reports, folders, strict=True):
-            save(report, folder)
-            made = page.write(report, folder, {} if options.no_plots else plots.all_of(report))
+        folder.clear(base)
+        for report, where in zip(reports, folders, strict=True):
+            save(report, where)
+            made = page.write(report, where, {} if options.no_plots else plots.all_of(report))
             if not options.as_json:
                 print(page.text(report))
                 print(f"  report: {made}\n")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INSTALL = "matplotlib is not installed: `make dev` brings it, or `pip install matplotlib`; --no-plots does without"
+FILES = ("latency.png", "over-time.png", "rejects.png", "nodes.png", "headroom.png", "processes.png")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f")
 _MOST_LINES = 12  # in one picture
 _MIB = 1 << 20

@@ -39,7 +39,10 @@ def command() -> None:
 @click.option("--target", metavar="HOST:PORT", help="Put this cluster under load; default: start one for the plan.")
 @click.option("--beside", metavar="HOST:PORT", help="A second target, whose rounds take turns with the first's.")
 @click.option("--admin", metavar="HOST:PORT", help="Private listener of the target's router, to look at its nodes.")
-@click.option("--out", type=click.Path(file_okay=False), help="Folder for the report; default: bench/PLAN-TIME.")
+@click.option(
+    "--out", type=click.Path(file_okay=False), help="Folder for the report, new or empty; default: bench/PLAN-TIME."
+)
+@click.option("--force", is_flag=True, help="Replace the report that is in the folder of --out.")
 @click.option("--seed", type=click.IntRange(0, 1 << 31), default=1, show_default=True)
 @click.option("--budget", type=click.FloatRange(1.0, 86_400.0), metavar="SECONDS", help="Most time for all rounds.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="Instead of the plan's.")

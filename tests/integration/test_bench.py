@@ -41,6 +41,8 @@ def test_smoke_starts_a_cluster_and_writes_its_report(tmp_path: Path) -> None:
     }  # fmt: skip
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["plan"]["name"] == "smoke" and len(report["rounds"]) == 3 and "partial" not in report
+    again = laya("bench", "smoke", "--rounds", "1", "--out", str(tmp_path))
+    assert again.returncode == 2 and "--force" in again.stderr
     assert {"router", "node-1", "node-2", "bench"} <= set(report["samples"][-1]["processes"])
     assert set(report["samples"][-1]["nodes"]) == {"node-1", "node-2"}
     assert report["rounds"][0]["stages"]["laya_node_ttft_seconds"] > 0
@@ -60,6 +62,22 @@ def test_a_running_cluster_is_measured_and_its_nodes_are_seen(running: Cluster, 
     assert len(report["samples"][-1]["nodes"]) == 2
     assert "router" in report["samples"][-1]["processes"]
     assert not list(tmp_path.glob("*.png"))
+    (tmp_path / "latency.png").touch()
+    again = laya(
+        "bench", "smoke", "--target", running.address, "--rounds", "1", "--seconds", "0.2", "--out", str(tmp_path),
+        "--no-plots", "--force",
+    )  # fmt: skip
+    assert again.returncode == 0 and not list(tmp_path.glob("*.png"))
+
+
+def test_a_trace_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
+    plan = tmp_path / "mine.yaml"
+    plan.write_text("name: mine\nrate: 3\nworks: [{kind: mine.jsonl}]\n")
+    done = laya("bench", str(plan), "--no-plots")
+    assert done.returncode == 2 and "works[0].kind: mine.jsonl cannot be read" in done.stderr
+    (tmp_path / "mine.jsonl").write_text("[" * 100_000)
+    done = laya("bench", str(plan), "--no-plots")
+    assert done.returncode == 2 and "mine.jsonl, line 1: not JSON" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_two_targets_take_turns_and_are_compared(running: Cluster, tmp_path: Path) -> None:
