@@ -29,10 +29,10 @@ MODULES: Final = (
     *(f"router_node/relay/{name}.py" for name in (
         "account", "core", "deadlines", "expiry", "faults", "fields", "flow", "front", "headers", "heads", "journal",
         "local", "methods", "migrate", "moving_stream", "peek", "phases", "poison", "relay_stream", "retries", "scan",
-        "track", "trip", "wire",
+        "track", "trip", "wary_stream", "wire",
     )),
     *(f"router_node/gateway/{name}.py" for name in (
-        "asked", "gateway", "http_relay", "moving_relay", "reply", "tunnel",
+        "asked", "gateway", "http_relay", "moving_relay", "reply", "tunnel", "wary_relay",
     )),
     "router_node/admin/counters.py",
     "shared/numbered.py",

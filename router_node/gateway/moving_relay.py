@@ -1,6 +1,6 @@
 """A streamed OpenAI answer that can go on elsewhere when its node is lost.
 
-Until a node grants a journal this is an ``HttpRelay`` and nothing else. From then on the tunnel's messages are read
+Until a node grants a journal this is a ``WaryRelay`` and nothing else. From then on the tunnel's messages are read
 whole, their token ids are taken down, and their body bytes go to the client as they are; another node replays what was
 passed on and sends what follows (``router_node.relay.trip``).
 """
@@ -14,15 +14,15 @@ from typing import Final
 from router_node.dispatch import Reservation
 from router_node.gateway.http_relay import HOLDING, OVER, STREAMING, TUNNEL, WAITING, HttpRelay
 from router_node.gateway.tunnel import ResponseHead, read_head
+from router_node.gateway.wary_relay import WaryRelay
 from router_node.relay.account import Account
-from router_node.relay.fields import Fields
 from router_node.relay.flow import EARLY
 from router_node.relay.journal import TunnelJournal
 from router_node.relay.migrate import ASKED, FULL, MIGRATABLE, Migrations, journal_value, stays
 from router_node.relay.trip import Trip
 from shared import headers as names
 from shared.errors import Code, LayaError
-from shared.net.api import CANCEL, ClientStream, Headers
+from shared.net.api import ClientStream, Headers
 from shared.net.exchange import HttpExchange
 from shared.net.grpc_wire import error_from_trailers, format_timeout
 
@@ -31,10 +31,10 @@ _SHORT: Final = 512  # bytes of a head that may be remembered
 _known = lru_cache(256)(read_head)
 
 
-class MovingRelay(HttpRelay):
+class MovingRelay(WaryRelay):
     """See the module. ``why`` no journal is asked for, or it is empty and ``forward`` asks for one."""
 
-    __slots__ = ("_journal", "_moves", "_note", "_trip", "_why")
+    __slots__ = ("_journal", "_note", "_trip", "_why")
 
     def __init__(
         self,
@@ -46,19 +46,11 @@ class MovingRelay(HttpRelay):
         moves: Migrations,
         why: str,
     ) -> None:
-        super().__init__(account, exchange, message, forward, extra)
-        self._moves = moves
+        super().__init__(account, exchange, message, forward, extra, moves)
         self._why = why  # why the answer cannot go on elsewhere, where somebody said so
         self._trip: Trip | None = None
         self._journal: TunnelJournal | None = None  # the trip's, while everything is taken down
         self._note = b""  # what the client is told of that
-
-    def begin(self, fields: Fields, since: float) -> None:
-        """Route the request, unless nodes have died of it. Raises LayaError."""
-        moves = self._moves
-        if len(moves.poisons) and moves.poisoned(self._message + self._exchange.body):
-            raise moves.poisonous()
-        super().begin(fields, since)
 
     def _successor(self) -> HttpRelay:
         """Another try of all of it."""
@@ -212,19 +204,12 @@ class MovingRelay(HttpRelay):
 
     def on_response_closed(self, code: int, unprocessed: bool) -> None:
         """The node's stream is over. Where the answer has a journal, another node goes on with it."""
-        account, trip, state = self._account, self._trip, self._state
-        if trip is not None and self._journal is not None and state == STREAMING:
+        trip = self._trip
+        if trip is not None and self._journal is not None and self._state == STREAMING:
             self._stream = None
             self._move(trip, unprocessed)
             return
-        # Before the answer begins a request is tried again, but not when it is what nodes die of.
-        may_be_why = state in (WAITING, HOLDING) and code == CANCEL and not unprocessed
-        if may_be_why and self._moves.died(self._message + self._exchange.body, account.reservation):
-            self._stream = None
-            account.node_lost(False)
-            self.refuse(self._moves.poisonous())
-        else:
-            super().on_response_closed(code, unprocessed)
+        super().on_response_closed(code, unprocessed)
 
     def _move(self, trip: Trip, unprocessed: bool) -> None:
         journal = self._journal

@@ -1,6 +1,6 @@
 """A streamed gRPC call that can go on elsewhere when its node is lost.
 
-Until a node grants a journal this is a ``RelayStream`` and nothing else. From then on whole messages are relayed: bytes
+Until a node grants a journal this is a ``WaryStream`` and nothing else. From then on whole messages are relayed: bytes
 of one that is not whole wait here, and are lost with their node. What has been passed on is in the journal, and another
 node is asked for the rest (``migrate``). The client's stream notices nothing of it but the pause.
 """
@@ -17,8 +17,8 @@ from router_node.relay.flow import EARLY
 from router_node.relay.journal import Journal, TypedJournal
 from router_node.relay.methods import Method
 from router_node.relay.migrate import ASKED, FULL, MIGRATABLE, UNWANTED, Migrations, journal_value, stays
-from router_node.relay.relay_stream import RelayStream
 from router_node.relay.trip import Trip
+from router_node.relay.wary_stream import WaryStream
 from shared import headers as names
 from shared.errors import LayaError
 from shared.net.api import CANCEL, Headers, ServerStream
@@ -33,10 +33,10 @@ _PREFIX: Final = 5
 _SHAPES: Final = {"Generate": (2, 3, 5), "Chat": (3, 4, 6)}
 
 
-class MovingStream(RelayStream):
+class MovingStream(WaryStream):
     """See the module. ``_kept`` is a request that is longer than what the splice keeps by itself."""
 
-    __slots__ = ("_journal", "_kept", "_kept_bytes", "_moves", "_note", "_trip", "_why")
+    __slots__ = ("_journal", "_kept", "_kept_bytes", "_note", "_trip", "_why")
 
     def __init__(
         self,
@@ -49,8 +49,7 @@ class MovingStream(RelayStream):
         moves: Migrations,
     ) -> None:
         unwanted = names.NO_MIGRATE in fields
-        super().__init__(down, account, fields, forward if unwanted else [*forward, ASKED], method, ask)
-        self._moves = moves
+        super().__init__(down, account, fields, forward if unwanted else [*forward, ASKED], method, ask, moves)
         self._kept: list[Piece] | None = None
         self._kept_bytes = 0
         self._trip: Trip | None = None
@@ -61,7 +60,7 @@ class MovingStream(RelayStream):
     # The request.
 
     def on_data(self, data: bytes, end: bool) -> None:
-        """Keep a longer request than a splice does, and refuse one that nodes die of."""
+        """Keep a longer request than a splice does."""
         if self._kept is not None:
             self._keep(data)
         elif self.up is not None and self._early is not None and self._early_bytes + len(data) > REPLAY_BYTES:
@@ -69,8 +68,6 @@ class MovingStream(RelayStream):
             self._kept_bytes = self._early_bytes
             self._keep(data)
         super().on_data(data, end)
-        if end and len(self._moves.poisons) and not self.complete and self._moves.poisoned(self._request()):
-            self.refuse(self._moves.poisonous())
 
     def _keep(self, data: bytes) -> None:
         kept = self._kept
@@ -100,10 +97,8 @@ class MovingStream(RelayStream):
                 self._note = self._moves.note(self._why)
             elif value:
                 self._consider(value)
-            elif len(self._moves.poisons):
-                self._moves.poisons.lives(self._request())  # it answers
-        self._kept = None
         super().on_response(headers, end)
+        self._kept = None
 
     def _consider(self, value: bytes) -> None:
         moves, account = self._moves, self._account
@@ -206,13 +201,7 @@ class MovingStream(RelayStream):
             journal.forget_part()
             self._move(trip, journal, unprocessed)
             return
-        # Before the first byte a request is tried again, but not when it is what nodes die of.
-        may_be_why = not self.responded and code == CANCEL and not unprocessed and self.request_ended
-        if may_be_why and self._moves.died(self._request(), self._account.reservation):
-            self._account.node_lost(False)
-            self.refuse(self._moves.poisonous())
-        else:
-            super().upstream_lost(code, unprocessed)
+        super().upstream_lost(code, unprocessed)
 
     def _move(self, trip: Trip, journal: Journal, unprocessed: bool) -> None:
         if journal.finished:

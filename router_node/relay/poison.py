@@ -1,8 +1,8 @@
 """Requests that nodes die of: two nodes in a row without a single new token, and the request is refused for a while.
 
 Otherwise one request that crashes an engine would take node after node with it. What is remembered is a hash of the
-request, for a bounded time, and of a bounded number of them. A request that gets a token is innocent, and forgotten;
-many that are the same and were on one node together are one death.
+request, for a bounded time, and of a bounded number of them. A request that gets a token, or any answer,
+is innocent and forgotten; many that are the same and were on one node together are one death.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ import xxhash
 from shared.errors import Code, LayaError
 
 DEATHS: Final = 2
+# A node that ends a request with one of these is not shown to have lived through it.
+_DOUBTFUL: Final = frozenset((
+    Code.CANCELLED, Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.INTERNAL, Code.UNAVAILABLE,
+    Code.DATA_LOSS,
+))  # fmt: skip
 MOST: Final = 1024  # requests remembered
 
 
@@ -58,6 +63,11 @@ class Poisons:
     def lives(self, request: bytes) -> None:
         """The request has been given a token: it is not what nodes die of."""
         self._deaths.pop(xxhash.xxh3_64_intdigest(request), None)
+
+
+def acquits(error: LayaError | None) -> bool:
+    """Whether a node's answer, or an error in its place, shows that it lived through the request."""
+    return error is None or error.code not in _DOUBTFUL
 
 
 def poisonous() -> LayaError:

@@ -112,15 +112,20 @@ class Trip(Flow):
             self._arrived()
         self._last_at = self._moves.loop.time()
         if not self._innocent and len(self.journal.tokens) > self._at_start:
-            self._innocent = True
-            poisons = self._moves.poisons
-            if len(poisons):
-                poisons.lives(self.journal.request)
+            self._acquit()
         return arrived
+
+    def _acquit(self) -> None:
+        """Nodes do not die of this request."""
+        self._innocent = True
+        poisons = self._moves.poisons
+        if len(poisons):
+            poisons.lives(self.journal.request)
 
     def stop(self) -> str:
         """Nothing is taken down from here on; why."""
         why = self.journal.stopped
+        self._acquit()  # something came, and nobody will look for tokens in it
         self._moves.metrics.moves.keeps(why)
         self.journal.close()
         return why
