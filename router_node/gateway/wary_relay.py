@@ -75,7 +75,7 @@ class WaryRelay(HttpRelay):
         """Before the answer begins a request is tried again, but not when it is what nodes die of."""
         account = self._account
         may_be_why = self._state < STREAMING and code == CANCEL and not unprocessed and not account.once
-        if may_be_why and self._moves.died(self._message + self._exchange.body, account.reservation):
+        if may_be_why and self._moves.died(self._message + self._exchange.body, account):
             self._stream = None
             account.node_lost(False)
             self.refuse(self._moves.poisonous())

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from router_node.admin.counters import RouterMetrics
-    from router_node.dispatch import Pool, Reservation
+    from router_node.dispatch import Pool
+    from router_node.relay.account import Account
 
 MAX_POOLS: Final = 1024  # with a budget of their own
 GRANTED: Final = b"1"
@@ -92,14 +93,16 @@ class Migrations:
 
     # Requests that nodes die of.
 
-    def died(self, request: bytes, last: Reservation | None) -> bool:
-        """A node was lost and had given the request nothing new; whether that was one death too many.
+    def died(self, request: bytes, account: Account) -> bool:
+        """The account's node was lost and had given the request nothing new; whether that was one death too many.
 
         No node has died that a router lost by standing still itself.
         """
+        last = account.reservation
         if not request or last is None or self._stood_still():
             return False
-        return self.poisons.died(request, f"{last.node.id} {last.node.boot_id}")
+        name = f"{last.node.id} {last.node.boot_id}"
+        return self.poisons.died(request, name, account.sent_at, account.core.clock())
 
     def poisoned(self, request: bytes) -> bool:
         """Whether a new request is one that nodes have died of. Ask only while there are ``poisons``."""

@@ -1,8 +1,9 @@
 """Requests that nodes die of: two nodes in a row without a single new token, and the request is refused for a while.
 
 Otherwise one request that crashes an engine would take node after node with it. What is remembered is a hash of the
-request, for a bounded time, and of a bounded number of them. A request that gets a token, or any answer,
-is innocent and forgotten; many that are the same and were on one node together are one death.
+request, for a bounded time, and of a bounded number of them. A request that gets a token, or any answer, is innocent
+and forgotten. Many that are the same, and were on one node or on several together, are one death: a second one is that
+of a node which was sent the request after the first.
 """
 
 from __future__ import annotations
@@ -21,48 +22,69 @@ _DOUBTFUL: Final = frozenset((
     Code.DATA_LOSS,
 ))  # fmt: skip
 MOST: Final = 1024  # requests remembered
+NODES: Final = 8  # of each
+
+
+class _Suspect:
+    """One request: ``until`` when it is remembered, the time of the last death that counted, the nodes lost with it."""
+
+    __slots__ = ("at", "deaths", "nodes", "until")
+
+    def __init__(self) -> None:
+        self.until = self.at = 0.0
+        self.deaths = 0
+        self.nodes: tuple[str, ...] = ()
 
 
 class Poisons:
     """``seconds`` is how long a death is remembered; ``clock`` gives monotonic seconds."""
 
-    __slots__ = ("_clock", "_deaths", "_seconds")
+    __slots__ = ("_clock", "_seconds", "_suspects")
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._deaths: dict[int, tuple[float, tuple[str, ...]]] = {}  # until when, and which nodes
+        self._suspects: dict[int, _Suspect] = {}
 
     def __len__(self) -> int:
         """Requests remembered; while there are none, there is nothing to ask."""
-        return len(self._deaths)
+        return len(self._suspects)
 
-    def died(self, request: bytes, node_id: str) -> bool:
-        """A node died and had given this request nothing new. Whether that was one death too many."""
-        now = self._clock()
+    def died(self, request: bytes, node_id: str, sent: float, now: float) -> bool:
+        """A node died and had given this request nothing new. Whether that was one death too many.
+
+        ``sent`` is when that node was sent it, ``now`` the time by the same clock.
+        """
         key = xxhash.xxh3_64_intdigest(request)
-        until, nodes = self._deaths.pop(key, (0.0, ()))
-        if until <= now:
-            nodes = ()
-        if node_id not in nodes:
-            nodes = (*nodes, node_id)[-DEATHS:]
-        if len(self._deaths) >= MOST:
-            del self._deaths[next(iter(self._deaths))]  # the one whose last death was longest ago
-        self._deaths[key] = (now + self._seconds, nodes)
-        return len(nodes) >= DEATHS
+        suspect = self._suspects.pop(key, None)
+        if suspect is None or suspect.until <= self._clock():
+            suspect = _Suspect()
+        if node_id not in suspect.nodes:
+            suspect.nodes = (*suspect.nodes, node_id)[-NODES:]
+            # Nodes that had it at the same time, in equal requests, may have gone together.
+            if not suspect.deaths or sent >= suspect.at:
+                suspect.deaths += 1
+                suspect.at = now
+        suspect.until = self._clock() + self._seconds
+        if len(self._suspects) >= MOST:
+            del self._suspects[next(iter(self._suspects))]  # the one whose last death was longest ago
+        self._suspects[key] = suspect
+        return suspect.deaths >= DEATHS
 
     def known(self, request: bytes) -> bool:
         """Whether so many nodes have died of this request of late that it is not to be tried again."""
         key = xxhash.xxh3_64_intdigest(request)
-        until, nodes = self._deaths.get(key, (0.0, ()))
-        if until <= self._clock():
-            self._deaths.pop(key, None)
+        suspect = self._suspects.get(key)
+        if suspect is None:
             return False
-        return len(nodes) >= DEATHS
+        if suspect.until <= self._clock():
+            del self._suspects[key]
+            return False
+        return suspect.deaths >= DEATHS
 
     def lives(self, request: bytes) -> None:
         """The request has been given a token: it is not what nodes die of."""
-        self._deaths.pop(xxhash.xxh3_64_intdigest(request), None)
+        self._suspects.pop(xxhash.xxh3_64_intdigest(request), None)
 
 
 def acquits(error: LayaError | None) -> bool:

@@ -174,7 +174,7 @@ class Trip(Flow):
         last = account.reservation
         if last is not None:
             self._tried.add(last.node.id)
-        if died and len(self.journal.tokens) == self._at_start and moves.died(self.journal.request, last):
+        if died and len(self.journal.tokens) == self._at_start and moves.died(self.journal.request, account):
             moves.metrics.moves.moved("poisonous")
             return moves.poisonous()
         if self._unfit:

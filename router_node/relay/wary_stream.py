@@ -55,7 +55,7 @@ class WaryStream(RelayStream):
         """Before the first byte a request is tried again, but not when it is what nodes die of."""
         account = self._account
         may_be_why = not self.responded and code == CANCEL and not unprocessed and self.request_ended
-        if may_be_why and not account.once and self._moves.died(self._request(), account.reservation):
+        if may_be_why and not account.once and self._moves.died(self._request(), account):
             account.node_lost(False)
             self.refuse(self._moves.poisonous())
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared import headers as names
@@ -72,3 +74,28 @@ async def test_a_request_that_no_node_may_repeat_counts_for_nothing() -> None:
         call.over()
         for upstream in world.upstreams.values():
             upstream.streams.clear()
+
+
+async def test_equal_calls_on_nodes_that_die_together_are_one_death() -> None:
+    world = rig(4)
+    calls = [Call(world) for _ in range(8)]
+    busy = [upstream for upstream in world.upstreams.values() if upstream.streams]
+    assert len(busy) > 1, "they were spread"
+    for upstream in busy[:2]:
+        upstream.full = True  # its connection is gone
+        for stream in list(upstream.streams):
+            if not stream.closed:
+                stream.lose()
+    deadline = asyncio.get_running_loop().time() + 5
+    while not all(call.client.ended for call in calls):
+        assert asyncio.get_running_loop().time() < deadline
+        for upstream in world.upstreams.values():
+            for stream in list(upstream.streams):
+                if not stream.closed and upstream not in busy[:2]:
+                    answer(stream, GRANT)
+        await asyncio.sleep(0)
+    for call in calls:
+        assert call.client.status()[b"grpc-status"] == b"0"
+        call.client.settle()
+    calls[0].over()
+    assert world.metrics.moves.sample().poisonous == 0
