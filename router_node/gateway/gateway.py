@@ -12,6 +12,7 @@ from router_node.gateway.models import MODELS, Models
 from router_node.gateway.moving_relay import MovingRelay
 from router_node.gateway.reply import JSON, Cors, error_reply
 from router_node.gateway.tunnel import request_message
+from router_node.gateway.wary_relay import WaryRelay
 from router_node.middleware.keys import OPEN_CALLER
 from router_node.relay import phases
 from router_node.relay.account import Account
@@ -110,9 +111,11 @@ class Gateway:
         if core.table.reads_body:
             account.message = body
         message = request_message(asked.opening, body)
-        moves = core.migrations if fields.streams else None
+        moves = core.migrations
         if moves is None:
             relay = HttpRelay(account, exchange, message, asked.forward, asked.extra)
+        elif not fields.streams:
+            relay = WaryRelay(account, exchange, message, asked.forward, asked.extra, moves)
         else:
             why = moves.unfit(len(message) + len(body), names.NO_MIGRATE in asked.headers)
             forward = asked.forward if why else [*asked.forward, ASKED]

@@ -14,6 +14,7 @@ from router_node.relay.local import BridgeStream, ListModels
 from router_node.relay.methods import LIST_MODELS_PATH, METHODS, Method, check_caps
 from router_node.relay.moving_stream import MovingStream
 from router_node.relay.relay_stream import RelayStream
+from router_node.relay.wary_stream import WaryStream
 from shared import headers as names
 from shared.errors import Code, LayaError, exhausted
 from shared.ids import sane_request_id
@@ -68,11 +69,13 @@ class RelayFront:
             account.caller = _OPEN_CALLER if keys.open else keys.authorize(fields.get(b"authorization"))
             if head is None:
                 head = self._read(stream.peer, headers, fields, method)
-            moves = core.migrations if method.streams else None
+            moves = core.migrations
             if moves is None:
                 relay = RelayStream(stream, account, fields, head.forward, method, head.ask())
-            else:
+            elif method.streams:
                 relay = MovingStream(stream, account, fields, head.forward, method, head.ask(), moves)
+            else:
+                relay = WaryStream(stream, account, fields, head.forward, method, head.ask(), moves)
             relay.begin(end, since)
             return relay
         except LayaError as error:

@@ -1,4 +1,4 @@
-"""Requests that nodes die of: two nodes in a row without a single new token, and the request is refused for a while.
+"""Requests that nodes die of: two in a row without a new token or an answer, and the request is refused for a while.
 
 Otherwise one request that crashes an engine would take node after node with it. What is remembered is a hash of the
 request, for a bounded time, and of a bounded number of them. A request that gets a token, or any answer, is innocent
@@ -97,6 +97,7 @@ def poisonous() -> LayaError:
     return LayaError(
         Code.UNAVAILABLE,
         "POISONOUS",
-        f"{DEATHS} nodes in a row were lost with this request before it got a token: it is not tried on another one.",
+        f"{DEATHS} nodes in a row were lost with this request before it got a new token or an answer: "
+        "it is not tried on another one.",
         metadata={"retry_safe": "false"},
     )

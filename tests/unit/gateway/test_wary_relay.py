@@ -8,7 +8,7 @@ import pytest
 
 from shared import headers as names
 from shared.errors import LayaError, invalid, unavailable
-from tests.unit.gateway.test_moving_relay import DONE, GRANT, Ask, chunk, head, part, rig, say
+from tests.unit.gateway.test_moving_relay import BODY, DONE, GRANT, Ask, chunk, head, part, rig, say
 
 STAYS = (names.JOURNAL, b"0; n is over 1")
 JSON = ("content-type", "application/json")
@@ -74,6 +74,45 @@ async def test_a_request_that_no_node_may_repeat_counts_for_nothing() -> None:
         ask = Ask(world, (names.NO_MIGRATE, b"1"))
         ask.node().lose()
         assert code(ask) == "node_lost"
+        assert remembered(ask) == 0
+        ask.over()
+        for upstream in world.upstreams.values():
+            upstream.streams.clear()
+
+
+WHOLE = BODY.replace(b',"stream":true', b"")
+
+
+async def test_a_request_for_a_whole_answer_is_refused_after_two_nodes_too_and_when_it_is_sent_again() -> None:
+    world = rig(5)
+    ask = Ask(world, body=WHOLE)
+    assert names.JOURNAL not in ask.fresh()[0].headers
+    ask.node().lose()
+    node = await ask.next_node()
+    node.begin()
+    say(node, head(200, JSON))
+    node.lose()
+    assert (ask.client.status, code(ask)) == (503, "poisonous")
+    assert b"again" not in ask.text
+    assert b"retry-after" not in dict(ask.client.reply_headers)
+    ask.over()
+    again = Ask(world, body=WHOLE)
+    assert code(again) == "poisonous"
+    again.over()
+    assert sum(len(upstream.streams) for upstream in world.upstreams.values()) == 2
+    assert world.metrics.moves.sample().poisonous == 2
+
+
+async def test_a_request_for_a_whole_answer_that_gets_it_is_forgotten() -> None:
+    world = rig(4)
+    for _ in range(3):
+        ask = Ask(world, body=WHOLE)
+        ask.node().lose()
+        node = await ask.next_node()
+        node.begin()
+        say(node, head(200, JSON), part(b"{}"))
+        node.finish()
+        assert ask.text == b"{}"
         assert remembered(ask) == 0
         ask.over()
         for upstream in world.upstreams.values():

@@ -99,3 +99,35 @@ async def test_equal_calls_on_nodes_that_die_together_are_one_death() -> None:
         call.client.settle()
     calls[0].over()
     assert world.metrics.moves.sample().poisonous == 0
+
+
+COMPLETE = b"/laya.v1.Inference/Complete"
+
+
+async def test_a_call_with_one_answer_is_refused_after_two_nodes_too_and_when_it_is_sent_again() -> None:
+    world = rig(5)
+    call = Call(world, path=COMPLETE)
+    call.node().lose()
+    (await call.next_node()).lose()
+    assert call.error().reason == "POISONOUS"
+    assert "again" not in call.error().message
+    assert call.error().metadata == {"retry_safe": "false"}
+    call.over()
+    again = Call(world, path=COMPLETE)
+    assert again.error().reason == "POISONOUS"
+    again.over()
+    assert sum(len(upstream.streams) for upstream in world.upstreams.values()) == 2 + 1
+    assert world.metrics.moves.sample().poisonous == 2
+
+
+async def test_a_call_with_one_answer_that_gets_it_is_forgotten() -> None:
+    world = rig(4)
+    for _ in range(3):
+        call = Call(world, path=COMPLETE)
+        call.node().lose()
+        (await call.next_node()).answer(b"done")
+        assert call.client.status()[b"grpc-status"] == b"0"
+        assert remembered(call) == 0
+        call.over()
+        for upstream in world.upstreams.values():
+            upstream.streams.clear()
