@@ -2,7 +2,8 @@
 
 The whole request is at hand, so until the client has been sent something it can go to another node. A JSON answer of
 up to 256 KiB, of no use to anyone in parts, is kept until it is whole: it leaves in one write with its content-length,
-and a node lost half-way through it costs the client nothing. Everything else streams, byte for byte.
+and a node lost half-way through it costs the client nothing. So is the head of a stream of events until the first of
+them. Everything else streams, byte for byte.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _NO_FIELDS: Final = Fields()  # until it begins
 TUNNEL: Final = {b":path": TUNNEL_PATH, b"content-type": CONTENT_TYPE}
 
 WAITING: Final = 0
-HOLDING: Final = 1
-STREAMING: Final = 2
-OVER: Final = 3
+HEADED: Final = 1  # the head of a stream of events is here, which says nothing to anyone before the first of them
+HOLDING: Final = 2
+STREAMING: Final = 3  # from here on there is no other try
+OVER: Final = 4
 
 
 class HttpRelay:
@@ -48,18 +50,9 @@ class HttpRelay:
     """
 
     __slots__ = (
-        "_account",
-        "_exchange",
-        "_extra",
-        "_fields",
-        "_forward",
-        "_held",
-        "_message",
-        "_reader",
-        "_state",
-        "_stream",
+        "_account", "_exchange", "_extra", "_fields", "_forward", "_held", "_message", "_reader", "_state", "_stream",
         "_tail",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, account: Account, exchange: HttpExchange, message: bytes, forward: Headers, extra: Headers
@@ -230,11 +223,9 @@ class HttpRelay:
             stream.consumed(size)
             self._node_failed(error)
             return
-        if self._state == WAITING:
-            head = self._reader.head
-            if head is None or not self._answer(head):
-                stream.consumed(size)
-                return
+        if self._state <= HEADED and not self._ready(body):
+            stream.consumed(size)
+            return
         if self._state == STREAMING:
             size -= len(body)  # the body's own bytes are acknowledged once the client has taken them
             if body:
@@ -246,6 +237,15 @@ class HttpRelay:
         elif body:
             self._hold(body)
         stream.consumed(size)
+
+    def _ready(self, body: bytes) -> bool:
+        """Whether there is an answer that the body's bytes belong to."""
+        head = self._reader.head
+        if head is None or (self._state == WAITING and not self._answer(head)):
+            return False
+        if self._state == HEADED and body:
+            self._start(head)
+        return True
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the body, or why there is none."""
@@ -260,6 +260,8 @@ class HttpRelay:
         if error is not None:
             self._node_failed(error, pushback(headers))
             return
+        if state == HEADED and reader.head is not None:
+            self._start(reader.head)
         self._state = OVER
         self._account.core.deadlines.live.pop(self, None)
         if state == HOLDING and reader.head is not None:
@@ -321,6 +323,8 @@ class HttpRelay:
             self._account.node_failed()
         if head.json:  # of no use before it is whole
             self._state = HOLDING
+        elif head.events and self._account.trip is None:  # with a journal it goes on elsewhere in any case
+            self._state = HEADED
         else:
             self._start(head)
         return True

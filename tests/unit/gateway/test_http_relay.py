@@ -86,12 +86,67 @@ async def test_events_pass_byte_for_byte_as_they_come_even_when_split():
     node.begin()
     events = [b'data: {"x":"\xc3\xa9', b'"}\r\n\r\ndata:{"y":1}\n\n', b"data: [DONE]\n\n"]
     say(node, head(200, SSE))
-    assert exchange.state == "started"
+    assert exchange.state == "fresh", "the head goes with the first event"
     for event in events:
         say(node, part(event))
+        assert exchange.state == "started"
         assert exchange.parts[-1] == event
     node.finish()
     assert exchange.answer()[2] == b"".join(events)
+    rig.assert_idle()
+
+
+async def test_a_node_lost_behind_the_head_of_a_stream_is_replaced_by_another_one():
+    rig = Rig()
+    exchange = ask(rig)
+    first = rig.used
+    first.last.begin()
+    say(first.last, head(200, SSE))
+    first.last.lose()
+    node = rig.other(first).last
+    node.begin()
+    say(node, head(200, SSE, ("x-own", "2")) + part(b"data: 1\n\n"))
+    assert dict(exchange.reply_headers)[b"x-own"] == b"2"
+    node.finish()
+    assert exchange.answer()[2] == b"data: 1\n\n"
+    rig.assert_idle()
+    assert rig.log.entries[-1]["code"] == 200
+
+
+async def test_a_stream_whose_nodes_are_lost_before_its_first_event_is_a_503_that_may_be_tried_again():
+    rig = Rig()
+    exchange = ask(rig)
+    first = rig.used
+    for upstream in (first, rig.other(first)):
+        upstream.last.begin()
+        say(upstream.last, head(200, SSE))
+        upstream.last.lose()
+    assert exchange.answer()[0] == 503
+    assert "before the answer began" in str(error_in(exchange)["message"])
+    assert b"retry-after" in exchange.answer()[1]
+    rig.assert_idle()
+    assert rig.log.entries[-1]["code"] == 503
+
+
+async def test_a_stream_that_ends_without_an_event_is_whole():
+    rig = Rig()
+    exchange = ask(rig)
+    node = rig.used.last
+    node.begin()
+    say(node, head(200, SSE))
+    node.finish()
+    assert (exchange.state, exchange.answer()[2]) == ("finished", b"")
+    rig.assert_idle()
+
+
+async def test_the_head_of_what_is_no_stream_of_events_goes_on_as_it_comes():
+    rig = Rig()
+    exchange = ask(rig)
+    node = rig.used.last
+    node.begin()
+    say(node, head(200, ("content-type", "audio/wav")))
+    assert exchange.state == "started"
+    node.finish()
     rig.assert_idle()
 
 
@@ -111,14 +166,16 @@ async def test_a_client_that_does_not_read_holds_the_node_back():
     rig.assert_idle()
 
 
-@pytest.mark.parametrize("moment", ["before", "held", "streaming"])
+@pytest.mark.parametrize("moment", ["before", "headed", "held", "streaming"])
 async def test_a_client_gone_at_any_moment_cancels_at_the_node(moment):
     rig = Rig()
     exchange = ask(rig)
     node = rig.used.last
     if moment != "before":
         node.begin()
-        say(node, head(200, JSON) if moment == "held" else head(200, SSE), part(b"x"))
+        say(node, head(200, JSON) if moment == "held" else head(200, SSE))
+        if moment != "headed":
+            say(node, part(b"x"))
     exchange.leave()
     assert node.code == 8
     rig.assert_idle()

@@ -117,3 +117,20 @@ async def test_a_request_for_a_whole_answer_that_gets_it_is_forgotten() -> None:
         ask.over()
         for upstream in world.upstreams.values():
             upstream.streams.clear()
+
+
+async def test_a_stream_that_cannot_move_goes_to_another_node_until_its_first_event() -> None:
+    ask = Ask(rig(4))
+    node = ask.node()
+    node.begin(STAYS)
+    say(node, head())
+    assert ask.client.state == "fresh"
+    node.lose()
+    after = await ask.next_node()
+    after.begin(STAYS)
+    say(after, head(), part(chunk(0)))
+    assert dict(ask.client.reply_headers)[names.MIGRATABLE] == b"0; n is over 1"
+    assert remembered(ask) == 0
+    after.lose()
+    assert json.loads(ask.text.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["code"] == "node_lost"
+    ask.over()

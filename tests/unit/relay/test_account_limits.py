@@ -118,6 +118,9 @@ async def test_an_http_body_counts_until_its_answer_has_begun():
     head.head.headers.add(name="content-type", value="text/event-stream")
     rig.used.last.sink.on_response([(b":status", b"200"), (b"content-type", b"application/grpc")], False)
     rig.used.last.sink.on_response_data(frame(head.SerializeToString()), False)
+    assert rig.core.uploads.kept == len(body), "another node may have to be asked"
+    event = openai_pb2.HttpResponse(body=b"data: 1\n\n")
+    rig.used.last.sink.on_response_data(frame(event.SerializeToString()), False)
     assert exchange.state == "started" and exchange.body == b""
     assert rig.core.uploads.kept == 0
     exchange.leave()
