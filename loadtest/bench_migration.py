@@ -6,6 +6,8 @@ Three routers in front of canned nodes, in turns: with ``router.migration`` off,
 and on with nodes that do. Streams come at the pace of a model, over gRPC and as SSE over HTTP/1.1; CPU is all of the
 router's process. Memory is what the router's process grows by while so many streams are held open, each on a fresh
 router, over their number; what journals set aside of their own bound is beside it.
+
+It takes about two minutes; what it does is said on standard error meanwhile.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ async def over_grpc(table: Table, targets: Sequence[Target], streams: int, secon
     try:
         for client in clients:
             await client.connect()
-        for _ in range(rounds):
+        for number in range(rounds):
+            say(f"gRPC, round {number + 1} of {rounds}")
             for target, client in zip(targets, clients, strict=True):
                 table.add("gRPC", target.name, **await paced(client, target.pids, streams, seconds))
     finally:
@@ -73,7 +76,8 @@ async def over_grpc(table: Table, targets: Sequence[Target], streams: int, secon
 
 async def over_http(table: Table, targets: Sequence[Target], streams: int, seconds: float, rounds: int) -> None:
     """OpenAI streams."""
-    for _ in range(rounds):
+    for number in range(rounds):
+        say(f"SSE, round {number + 1} of {rounds}")
         for target in targets:
 
             def used(pids: Sequence[int] = target.pids) -> float:
@@ -136,6 +140,11 @@ def _metric(admin: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
 
+def say(line: str) -> None:
+    """How far it is, on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,11 +162,13 @@ def main() -> None:
     streams = Table(f"{args.streams} streams at {1 / PACE:.0f} messages/s each", _STREAMS, base=OFF)
     memory = Table("Memory of a router with streams open", _MEMORY, base=OFF)
     try:
+        say("starting three routers and their nodes")
         with Rig() as rig:
             targets = [start(rig, form, PACE, messages(PACE, args.seconds))[0] for form in FORMS]
             uvloop.run(over_grpc(streams, targets, args.streams, args.seconds, args.rounds))
             uvloop.run(over_http(streams, targets, args.streams, args.seconds, args.rounds))
         for form in FORMS:
+            say(f"{args.held} streams held, migration {form.name}")
             with Rig() as rig:
                 target, admin = start(rig, form, HELD_PACE, 1 << 16)
                 uvloop.run(held(memory, target, admin, args.held, args.seconds))
