@@ -183,7 +183,8 @@ class MovingRelay(WaryRelay):
     def _stop(self, trip: Trip) -> None:
         """Nothing is taken down from here on."""
         self._journal = None
-        self._why = trip.stop()
+        head = self._reader.head
+        self._why = trip.stop(head.status if head is not None else 200)
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the answer, or of this node's part in it."""

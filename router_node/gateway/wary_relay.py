@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from router_node.gateway.http_relay import STREAMING, HttpRelay
 from router_node.gateway.tunnel import ResponseHead
 from router_node.relay.account import Account
 from router_node.relay.fields import Fields
 from router_node.relay.migrate import Migrations
-from router_node.relay.poison import acquits
+from router_node.relay.poison import acquits, acquits_http
 from shared.errors import LayaError
 from shared.net.api import CANCEL, Headers
 from shared.net.exchange import HttpExchange
-
-_NO_ROOM: Final = (429, 503)
 
 
 class WaryRelay(HttpRelay):
@@ -62,7 +58,7 @@ class WaryRelay(HttpRelay):
         super()._hold(body)
 
     def _acquit(self, head: ResponseHead | None) -> None:
-        if self._account.trip is None and head is not None and head.status not in _NO_ROOM:
+        if self._account.trip is None and head is not None and acquits_http(head.status):
             self._moves.poisons.lives(self._message + self._exchange.body)
 
     def _node_failed(self, error: LayaError, wait: float = 0.0) -> None:

@@ -92,6 +92,11 @@ def acquits(error: LayaError | None) -> bool:
     return error is None or error.code not in _DOUBTFUL
 
 
+def acquits_http(status: int) -> bool:
+    """The same of an answer over HTTP."""
+    return status < 500 and status != 429
+
+
 def poisonous() -> LayaError:
     """What the client of such a request is told."""
     return LayaError(

@@ -12,6 +12,7 @@ from router_node.relay.fields import Fields
 from router_node.relay.flow import Flow
 from router_node.relay.journal import Journal
 from router_node.relay.migrate import GRANTED, Migrations, journal_value
+from router_node.relay.poison import acquits_http
 from router_node.relay.retries import later
 from shared.errors import Code, LayaError, unavailable
 from shared.net.api import Headers
@@ -122,11 +123,13 @@ class Trip(Flow):
         if len(poisons):
             poisons.lives(self.journal.request)
 
-    def stop(self) -> str:
-        """Nothing is taken down from here on; why."""
+    def stop(self, status: int = 200) -> str:
+        """Nothing is taken down from here on; why. ``status`` of the answer, over HTTP: an error is no stream."""
         why = self.journal.stopped
-        self._acquit()  # something came, and nobody will look for tokens in it
-        self._moves.metrics.moves.keeps(why)
+        if acquits_http(status):
+            self._acquit()  # something came, and nobody will look for tokens in it
+        if status < 400:
+            self._moves.metrics.moves.keeps(why)
         self.journal.close()
         return why
 

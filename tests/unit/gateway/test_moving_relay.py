@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 import xxhash
 
 from router_node.relay.settings import MigrationSettings
@@ -453,4 +454,16 @@ async def test_other_errors_of_a_node_are_the_client_s():
     node.sink.on_response_trailers(LayaError(13, "ENGINE_FAILED", "It failed.").grpc_trailers())  # type: ignore[arg-type]
     node.lose(0)
     assert ask.error()["code"] == "engine_failed"
+    ask.over()
+
+
+@pytest.mark.parametrize(("status", "kept"), [(400, {}), (500, {}), (200, {"the answer is no stream of events": 1})])
+async def test_an_error_is_no_stream_that_cannot_move(status: int, kept: dict[str, int]):
+    ask = Ask(rig())
+    node = ask.node()
+    node.begin(GRANT)
+    say(node, head(status, ("content-type", "application/json")), part(b"{}"))
+    node.finish()
+    assert (ask.client.status, ask.text) == (status, b"{}")
+    assert ask.rig.metrics.moves.sample().kept == kept
     ask.over()

@@ -43,12 +43,15 @@ async def test_an_answer_clears_a_request_that_a_node_was_lost_with(granted: tup
             upstream.streams.clear()
 
 
-@pytest.mark.parametrize(("status", "left"), [(400, 0), (503, 1)])
-async def test_a_whole_answer_clears_it_too_but_no_lack_of_room(status: int, left: int) -> None:
+@pytest.mark.parametrize(("status", "left"), [(200, 0), (400, 0), (500, 1), (503, 1)])
+@pytest.mark.parametrize("granted", [STAYS, GRANT], ids=["stays", "moves"])
+async def test_a_whole_answer_clears_it_too_but_no_trouble_of_the_node(
+    granted: tuple[bytes, bytes], status: int, left: int
+) -> None:
     ask = Ask(rig(2))
     ask.node().lose()
     node = await ask.next_node()
-    node.begin(STAYS)
+    node.begin(granted)
     say(node, head(status, JSON), part(b"{}"))
     node.finish()
     assert (ask.client.status, ask.text) == (status, b"{}")
