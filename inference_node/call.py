@@ -53,7 +53,7 @@ class Call:
         self.timed = get(names.TIMING) == b"1"
         self.journal = get(names.JOURNAL) == b"1"
         self.resume = get(names.RESUME) == b"1"
-        self.no_migrate = get(names.NO_MIGRATE, b"0") != b"0"
+        self.no_migrate = names.is_set(get(names.NO_MIGRATE))
         raw = get(names.CLAMPS)
         self.clamps: Clamps = clamping.parse(raw) if raw else clamping.NONE
         raw = get(names.PRIORITY)

@@ -17,7 +17,7 @@ PREFIX: Final = b"laya-prefix"  # chained xxh3-64 of byte blocks: up to 64 of 16
 PRIORITY: Final = b"laya-priority"  # signed decimal, lower is earlier
 TIMEOUT: Final = b"laya-timeout-ms"  # over HTTP: time for the whole request; gRPC has grpc-timeout
 TIMING: Final = b"laya-timing"  # "1": the node measures also what making and handing on its messages took
-NO_MIGRATE: Final = b"laya-no-migrate"  # "1": this stream must not go on elsewhere
+NO_MIGRATE: Final = b"laya-no-migrate"  # "1": this request must not go on elsewhere; see ``is_set``
 
 # Set by the router for the node; stripped when a client sends them.
 DISPATCH: Final = b"laya-dispatch"  # WATCHER_ID "-" number: names one reservation
@@ -61,3 +61,10 @@ TO_NODE: Final = CLIENT_SET | {
     TRACEPARENT,
     TRACESTATE,
 }
+
+_NO: Final = frozenset((b"", b"0", b"false"))
+
+
+def is_set(value: bytes | None) -> bool:
+    """Whether a header that is a switch is on: not where it is missing, empty, ``0`` or ``false``; else it is."""
+    return value is not None and value.strip().lower() not in _NO

@@ -117,7 +117,7 @@ class Gateway:
         elif not fields.streams:
             relay = WaryRelay(account, exchange, message, asked.forward, asked.extra, moves)
         else:
-            why = moves.unfit(len(message) + len(body), names.NO_MIGRATE in asked.headers)
+            why = moves.unfit(len(message) + len(body), names.is_set(asked.headers.get(names.NO_MIGRATE)))
             forward = asked.forward if why else [*asked.forward, ASKED]
             relay = MovingRelay(account, exchange, message, forward, asked.extra, moves, why)
         relay.begin(fields, since)

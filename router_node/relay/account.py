@@ -126,7 +126,7 @@ class Account:
     @property
     def once(self) -> bool:
         """Whether the client forbids to repeat what a node may have begun."""
-        return self.headers is not None and names.NO_MIGRATE in self.headers
+        return self.headers is not None and names.is_set(self.headers.get(names.NO_MIGRATE))
 
     @property
     def tenant(self) -> str:

@@ -48,7 +48,7 @@ class MovingStream(WaryStream):
         ask: Fields,
         moves: Migrations,
     ) -> None:
-        unwanted = names.NO_MIGRATE in fields
+        unwanted = names.NO_MIGRATE in fields and names.is_set(fields[names.NO_MIGRATE])
         super().__init__(down, account, fields, forward if unwanted else [*forward, ASKED], method, ask, moves)
         self._kept: list[Piece] | None = None
         self._kept_bytes = 0
