@@ -81,7 +81,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        logs = state.cache_dir() / "logs"
+        logs = state.cache_dir() / "logs" / str(config.server.port)  # another cluster's are left alone
         logs.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="laya-") as folder:
             try:

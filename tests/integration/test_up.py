@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.up import ROOT, Up, alive, wait_for
 
 
@@ -122,13 +123,15 @@ def test_four_simulated_nodes_are_ready_soon(tmp_path: Path) -> None:
 def test_a_second_cluster_does_not_hide_the_first(up: Up) -> None:
     [first] = (Path(up.env["XDG_CACHE_HOME"]) / "laya" / "up").glob("*.json")
     address = json.loads(first.read_text())["address"]
-    second = Up(Path(up.env["XDG_CACHE_HOME"]), "--engine", "sim", "--nodes", "1")
+    cache, port = Path(up.env["XDG_CACHE_HOME"]), str(free_port())
+    second = Up(cache, "--engine", "sim", "--nodes", "1", "--port", port)
     try:
         other = second.event("ready")["address"]
         refused = up.laya("nodes")
         assert refused.returncode == 2 and address in refused.stderr and other in refused.stderr
         assert len(json.loads(up.laya("nodes", "--json", "--admin", address).stdout)) == 2
         assert len(json.loads(up.laya("nodes", "--json", "--admin", other.rpartition(":")[2]).stdout)) == 1
+        assert {path.name for path in (cache / "laya" / "logs").iterdir()} == {"0", port}
         assert second.stop() == 0
     finally:
         second.popen.kill()
