@@ -28,6 +28,7 @@ from shared.net.api import Acceptor, ClientSink, Headers, ServerSink
 MAX_STREAMS: Final = 4096
 _STREAM_WINDOW: Final = 1 << 20
 _CONNECTION_WINDOW: Final = 1 << 30
+_OK: Final = (b"grpc-status", b"0")
 _NO_LIMIT: Final = (10**9, 10**9)  # of resets: a router's cancels are not what is measured
 
 
@@ -200,6 +201,7 @@ class ClientConnection(RawConnection):
     def __init__(self) -> None:
         super().__init__(Role.CLIENT)
         self._sinks: dict[int, ClientSink] = {}
+        self._asked: dict[int, asyncio.Future[bool]] = {}
 
     def open(self, headers: Headers, body: bytes, sink: ClientSink) -> RawStream | None:
         """Begin a call with its whole request; None when the connection takes none."""
@@ -214,6 +216,24 @@ class ClientConnection(RawConnection):
         self.flush()  # the event loop joins what is written in one turn
         return RawStream(self, stream_id)
 
+    def ask(self, headers: Headers, body: bytes) -> asyncio.Future[bool] | None:
+        """A unary call at the least cost: whether its status was OK. None when the connection takes none."""
+        if self.transport is None or len(self._asked) >= MAX_STREAMS:
+            return None
+        try:
+            stream_id = self.engine.send_request(headers)
+            self.engine.send_data(stream_id, body, end_stream=True)
+        except NGH2Error:
+            return None
+        answer = self._asked[stream_id] = self._loop.create_future()
+        self.flush()
+        return answer
+
+    def _answered(self, stream_id: int, fine: bool) -> None:
+        answer = self._asked.pop(stream_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(fine)
+
     def data_received(self, data: bytes) -> None:
         """Hand events to their owners, then write what they lead to."""
         engine = self.engine
@@ -223,6 +243,14 @@ class ClientConnection(RawConnection):
             self.close()
             return
         sinks = self._sinks
+        if not sinks and self._asked:
+            for event in engine.events():
+                if type(event) is TrailersReceived:
+                    self._answered(event.stream_id, _OK in event.headers)
+                elif type(event) is StreamClosed:
+                    self._answered(event.stream_id, False)  # without trailers
+            self.flush()
+            return
         for event in engine.events():
             if type(event) is DataReceived:
                 if (owner := sinks.get(event.stream_id)) is not None:
@@ -233,9 +261,13 @@ class ClientConnection(RawConnection):
             elif type(event) is TrailersReceived:
                 if (owner := sinks.get(event.stream_id)) is not None:
                     owner.on_response_trailers(cast(Headers, event.headers))
+                else:
+                    self._answered(event.stream_id, _OK in event.headers)
             elif type(event) is StreamClosed:
                 if (owner := sinks.pop(event.stream_id, None)) is not None:
                     owner.on_response_closed(int(event.error_code), False)
+                else:
+                    self._answered(event.stream_id, False)
             elif type(event) is StreamReset and (owner := sinks.pop(event.stream_id, None)) is not None:
                 owner.on_response_closed(int(event.error_code) or 8, False)
         self.flush()
@@ -246,3 +278,5 @@ class ClientConnection(RawConnection):
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink.on_response_closed(8, False)
+        for stream_id in list(self._asked):
+            self._answered(stream_id, False)
