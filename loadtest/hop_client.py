@@ -40,7 +40,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 class _Call(ClientSink):
-    """One call: counts messages and wakes the loop that made it."""
+    """One streamed call: counts its bytes and wakes the loop that made it."""
 
     __slots__ = ("done", "size", "status")
 
@@ -122,9 +122,9 @@ class HopClient:
 
     async def call(self, stream: bool, sample: Sample) -> None:
         """One call, its latency and size added to the sample."""
-        if not stream and self._conn is not None:
-            began = time.perf_counter()
-            answer = self._conn.ask(self._to_complete, self._unary)
+        began = time.perf_counter()
+        if not stream:
+            answer = self._conn.ask(self._to_complete, self._unary) if self._conn is not None else None
             if answer is not None and await answer:
                 sample.latencies.append(time.perf_counter() - began)
             else:
@@ -132,9 +132,7 @@ class HopClient:
                 await asyncio.sleep(0.01)
             return
         call = _Call(asyncio.get_running_loop().create_future())
-        began = time.perf_counter()
-        opened = self._open(stream, call)
-        if opened is None:
+        if self.open_stream(call) is None:
             sample.errors += 1
             await asyncio.sleep(0.01)
             return
@@ -150,16 +148,9 @@ class HopClient:
         """A unary request: its headers, and its framed message."""
         return self._to_complete, self._unary
 
-    def _open(self, stream: bool, sink: ClientSink) -> RawStream | None:
-        if self._conn is None:
-            return None
-        if stream:
-            return self._conn.open(self._to_generate, self._stream, sink)
-        return self._conn.open(self._to_complete, self._unary, sink)
-
     def open_stream(self, sink: ClientSink) -> RawStream | None:
         """Begin a streamed call whose messages go to ``sink``; None when the connection takes no stream now."""
-        return self._open(True, sink)
+        return None if self._conn is None else self._conn.open(self._to_generate, self._stream, sink)
 
     async def load(self, calls: int, in_flight: int, *, stream: bool = False, seconds: float = float("inf")) -> Sample:
         """``calls`` calls, ``in_flight`` at a time, in a closed loop; none is begun after ``seconds``."""
