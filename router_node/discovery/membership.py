@@ -206,11 +206,14 @@ class Membership(LinkOwner):
             if link.state == "mismatch" or (not link.connected and now - entry.orphaned_at > self._linger(entry)):
                 self._leave(entry)
 
-    @staticmethod
-    def _linger(entry: Entry) -> float:
-        if entry.shown in ("draining", "gone"):
+    def _linger(self, entry: Entry) -> float:
+        if entry.shown in ("draining", "gone") or self._moved(entry.link):
             return 0.0
         return LINGER_SUDDEN if entry.suddenly else LINGER
+
+    def _moved(self, link: Link) -> bool:
+        """Whether the node was started again and serves at another address."""
+        return self._owners.get(link.node_id, link) is not link
 
     def _leave(self, entry: Entry) -> None:
         link = entry.link
@@ -241,6 +244,7 @@ class Membership(LinkOwner):
         if self._owners.get(node_id) is not link:
             self._disown(link)  # another node answers at this address now
             self._owners[node_id] = link
+            self._remove_orphans()  # where the node was before
         node = self._dispatcher.add_node(node_id, link.address, _spec(what))
         node.upstream = link.pool
         self._dispatcher.set_link(node_id, True)

@@ -84,6 +84,18 @@ async def test_a_node_that_moves_is_followed_and_its_streams_finish(world: NodeW
     assert ask(side).node.boot_id == "b2"
 
 
+async def test_a_node_that_crashed_and_serves_elsewhere_is_shown_once(world: NodeWorld, valkey: Valkey) -> None:
+    old = await world.node(boot_id="b1")
+    await register(valkey, "n1", old.address, boot_id="b1")
+    side = await world.router("--redis", valkey.url)
+    await until(is_ready(side, "n1"), "the node is ready")
+    await old.stop()
+    new = await world.node(boot_id="b2")
+    await register(valkey, "n1", new.address, boot_id="b2")
+    await until(lambda: [one.address for one in links(side)] == [new.address], "its old place is forgotten", timeout=3)
+    assert ask(side).node.boot_id == "b2"
+
+
 async def test_a_draining_node_gets_nothing_new_and_leaves_when_it_ends(
     world: NodeWorld, valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
