@@ -2,18 +2,18 @@
 
     python -m loadtest.perf [--base REV] [--by auto|instructions|cpu] [--only grpc,http] [--self-test] [--json]
 
-The working tree, as it is, is compared with BASE (HEAD where there are changes that are not committed, else the commit
-before). The cases are those of ``loadtest/perf_cases.py``: calls and messages through the router's own code in memory,
-no sockets. With valgrind they are counted in CPU instructions, which no neighbour on the machine can change (the same
-code twice differs by 0.2 %, over HTTP by up to 1 %): a case fails beyond 2 %. Without it both revisions take turns and
-CPU time decides: a case fails where the median of the rounds' ratios and the ratio of the fastest rounds are both
-beyond 15 %.
-Both sides run in the same form: compiled where the working tree's extensions are there and BASE can be compiled too (a
-minute or two, once; kept in the user's cache folder), else plain Python.
+The working tree, as it is, is compared with BASE (HEAD where the product has changes that are not committed, else what
+was there before the last commit that changed it). The cases are those of ``loadtest/perf_cases.py``: calls and messages
+through the router's own code in memory, no sockets. With valgrind they are counted in CPU instructions, which no
+neighbour on the machine can change (the same code twice differs by 0.2 %, over HTTP by up to 1 %): a case fails beyond
+2 %. Without it both revisions take turns and CPU time decides: a case fails where the median of the rounds' ratios and
+the ratio of the fastest rounds are both beyond 15 %.
+Both sides run in the same form: compiled where the working tree's extensions are there and BASE can be compiled too
+(once: ``loadtest/perf_base.py`` keeps what was made), else plain Python; ``--plain`` is the short way.
 
 ``--self-test`` compares the working tree with itself, once as it is and once with a loop added to each request, and
-fails unless the first passes and the second is caught. Exit code: 0 within the band, 1 beyond it, 2 when nothing could
-be compared.
+fails unless the first passes and the second is caught. Exit code: 0 within the band, 1 beyond it (or the working tree
+cannot run a case any more), 2 when not everything could be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from loadtest.perf_base import (
+    COMPILE_LIMIT,
+    ROOT,
+    PerfError,
+    compile_base,
+    default_base,
+    extract,
+    is_compiled,
+    keep,
+    key,
+)
+
 BANDS: Final = {"instructions": 0.02, "cpu": 0.15}
 # Units of one measurement: enough to drown what varies, few enough for callgrind.
 UNITS: Final = {"grpc": 160, "scan": 160, "stream": 1024, "http": 160, "dispatch": 1000}
@@ -43,12 +55,7 @@ REPEATS: Final = 2  # measurements by instructions; the least counts
 # Turns of the loop of the self-test, once for each request: a few times the band.
 BURN: Final = {"instructions": 100, "cpu": 2000}
 BURNT: Final = ("grpc", "scan", "http")  # cases whose unit is a request
-COMPILE_LIMIT: Final = 200.0
 ANSWER_LIMIT: Final = 240.0
-
-
-class PerfError(Exception):
-    """Nothing can be compared: one sentence."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,15 @@ class Verdict:
     ratio: float
     worse: bool
     note: str = ""
+    open: bool = False  # nothing was found out
+
+
+class CaseError(PerfError):
+    """A revision cannot run a case."""
+
+    def __init__(self, said: str, new: bool = False) -> None:
+        super().__init__(said)
+        self.new = new
 
 
 def judge(case: str, by: str, pairs: list[tuple[float, float]]) -> Verdict:
@@ -81,6 +97,7 @@ class Side:
 
     def __init__(self, tree: Path, by: str, folder: Path, name: str, plain: bool, burn: int = 0) -> None:
         out = folder / f"callgrind-{name}"
+        self._new = tree is ROOT
         argv = [sys.executable, str(ROOT / "loadtest" / "perf_cases.py"), str(tree), "--by", by, "--out", str(out)]
         if by == "instructions":
             counted = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
@@ -95,7 +112,7 @@ class Side:
         )
 
     def measure(self, case: str, units: int) -> float:
-        """What a unit costs. Raises PerfError where this revision cannot run the case."""
+        """What a unit costs. Raises CaseError where this revision cannot run the case, PerfError where it is gone."""
         asked, told = self._pipes()
         with contextlib.suppress(BrokenPipeError):
             asked.write(json.dumps({"case": case, "units": units}) + "\n")
@@ -106,7 +123,7 @@ class Side:
             raise PerfError(f"the process that measures ended: {self._errors.read()[-600:].strip()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise PerfError(answer["error"])
+            raise CaseError(answer["error"], self._new)
         return float(answer["value"])
 
     def _pipes(self) -> tuple[IO[str], IO[str]]:
@@ -132,14 +149,22 @@ class Side:
 
 
 def compare(base: Side, new: Side, by: str, cases: list[str], rounds: int) -> list[Verdict]:
-    """Verdicts on all cases; one that a revision cannot run has a note and is not worse."""
+    """Verdicts on all cases, or those up to the one in which a side was lost, which is open.
+
+    A case that the base cannot run has a note; one that only the new side cannot run is worse.
+    """
     out: list[Verdict] = []
+    nan = float("nan")
     with ThreadPoolExecutor(2) as pool:
         for case in cases:
             try:
                 out.append(judge(case, by, _pairs(base, new, by, case, rounds, pool)))
+            except CaseError as error:
+                said = "the working tree cannot run it" if error.new else "not compared, the base cannot run it"
+                out.append(Verdict(case, 0.0, 0.0, nan, error.new, f"{said}: {error}"))
             except PerfError as error:
-                out.append(Verdict(case, 0.0, 0.0, float("nan"), False, f"not compared: {error}"))
+                out.append(Verdict(case, 0.0, 0.0, nan, False, f"not compared: {error}", open=True))
+                break
     return out
 
 
@@ -168,78 +193,6 @@ def _pairs(
     return pairs
 
 
-def git(*args: str) -> str:
-    """What git says. Raises PerfError."""
-    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PerfError(f"git {args[0]}: {done.stderr.strip()[-300:]}")
-    return done.stdout.strip()
-
-
-def default_base() -> str:
-    """HEAD where the product differs from it, else the commit before."""
-    return "HEAD" if git("status", "--porcelain", "--", "router_node", "shared") else "HEAD~1"
-
-
-def extract(revision: str, into: Path) -> Path:
-    """The files of a revision, in a folder. Raises PerfError."""
-    commit = git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    tree = into / "base"
-    tree.mkdir()
-    archive = into / "base.tar"
-    git("archive", "--format=tar", f"--output={archive}", commit)
-    shutil.unpack_archive(archive, tree, filter="data")
-    return tree
-
-
-def is_compiled(tree: Path) -> bool:
-    """Whether a process that imports from this tree takes the hot path from extensions."""
-    probe = "import sys; from shared.compiled import compiled; sys.exit(not compiled())"
-    env = {**os.environ, "LAYA_PLAIN": ""}
-    return subprocess.run([sys.executable, "-c", probe], cwd=tree, env=env, check=False).returncode == 0
-
-
-def compile_base(tree: Path) -> bool:
-    """Have the tree's extensions beside its sources, from the cache or made now; False when that does not work."""
-    digest = subprocess.run(
-        [sys.executable, "-c", "from shared.compiled import digest; print(digest())"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    if not digest:
-        return False
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    kept = home / "laya" / "perf" / f"{digest}-{sys.implementation.cache_tag}"
-    if kept.is_dir():
-        shutil.copytree(kept, tree, dirs_exist_ok=True)
-        return is_compiled(tree)
-    print("perf: compiling the base revision, once (a minute or two)", file=sys.stderr)
-    _bounded([sys.executable, "setup.py", "compile"], tree, COMPILE_LIMIT)
-    if not is_compiled(tree):
-        print(f"perf: no compiled form of it within {COMPILE_LIMIT:.0f} s: both sides are plain", file=sys.stderr)
-        return False
-    part = kept.with_name(f"{kept.name}.{os.getpid()}")
-    for file in tree.rglob("*.so"):
-        there = part / file.relative_to(tree)
-        there.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, there)
-    with contextlib.suppress(OSError):
-        part.rename(kept)
-    return True
-
-
-def _bounded(argv: list[str], folder: Path, limit: float) -> None:
-    """Run a command that may start others; past ``limit`` seconds all of them are ended."""
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(argv, cwd=folder, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True) as proc:
-        try:
-            proc.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(proc.pid, signal.SIGKILL)
-
-
 def counter(asked: str) -> str:
     """How to measure. Raises PerfError where valgrind is asked for and not there."""
     there = all(shutil.which(name) for name in ("valgrind", "vgdb"))
@@ -258,7 +211,7 @@ def show(verdicts: list[Verdict], by: str, base: str, form: str) -> None:
             said = f"{'WORSE ' if one.worse else ''}{one.note}"
             print(f"{one.case:<10}{one.base:>12,.0f}{one.new:>12,.0f}{one.ratio - 1:>+9.2%}  {said}".rstrip())
         else:
-            print(f"{one.case:<10}{one.note}")
+            print(f"{one.case:<10}{'WORSE ' if one.worse else ''}{one.note}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -272,7 +225,10 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(name)
         base = args.base or default_base()
         tree = ROOT if args.self_test else extract(base, folder)
-        plain = args.plain or not is_compiled(ROOT) or not (args.self_test or compile_base(tree))
+        plain = args.plain or not is_compiled(ROOT)
+        if not plain and not args.self_test:
+            keep(ROOT, key(ROOT))
+            plain = not compile_base(tree, args.compile_limit)
         form = "plain Python" if plain else "compiled"
         tries = [("itself", 0), ("itself with a loop in each request", BURN[by])] if args.self_test else [(base, 0)]
         failed = False
@@ -287,7 +243,9 @@ def run(args: argparse.Namespace) -> int:
                 print(json.dumps({"base": what, "by": by, "form": form, "cases": [asdict(one) for one in verdicts]}))
             else:
                 show(verdicts, by, what, form)
-            if not any(one.base for one in verdicts):
+            if any(one.open for one in verdicts):
+                raise PerfError("not all cases were compared: a side did not answer or ended")
+            if not any(one.base or one.worse for one in verdicts):
                 raise PerfError("no case could be compared")
             worse = [one.case for one in verdicts if one.worse]
             if args.self_test:
@@ -307,6 +265,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="CASES", help=f"of {', '.join(UNITS)}")
     parser.add_argument("--rounds", type=int, default=12, help="where time is compared")
     parser.add_argument("--plain", action="store_true", help="plain Python on both sides")
+    parser.add_argument("--compile-limit", type=float, default=COMPILE_LIMIT, metavar="S", help="0: kept ones only")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
