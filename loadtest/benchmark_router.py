@@ -8,8 +8,9 @@ and directly to a node, and prints mean, p50, p95 and p99 in milliseconds, the l
 second, and the CPU a call costs the router (user and system time of its process). A second table splits a call's time
 by the router's own histograms: match and dispatch, relay in, node, relay out (of one call in 17). ``--peers`` adds
 nginx's ``grpc_pass`` (where installed) and a pass-through written with ``grpc.aio``, in the same rounds; ``--plain``
-adds a router that leaves the compiled hot path aside. Client, router and nodes share the machine: compare within one
-run, not between runs.
+adds a router that leaves the compiled hot path aside. A round of a target begins with a moment of load that is not
+measured, and the targets take turns at being first. Client, router and nodes share the machine: compare within one run,
+not between runs, and mind that each further node is a further process on the same cores.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from loadtest import stages
 from loadtest.hop_client import HopClient, Sample, quantile
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds
 
-_WARM_UP = 200
+_WARM_LAP = 0.15  # seconds under load before each measured round: its processes slept while the others had theirs
+_ENDLESS = 1_000_000_000  # calls
 
 
 @dataclass
@@ -88,11 +90,14 @@ async def measure(targets: list[Target], requests: int, threads: int, rounds: in
     try:
         for client in clients:
             await client.connect()
-            await client.load(_WARM_UP, threads)
+            await client.load(threads, threads)
         before = {target.name: stages.read(target.admin) for target in targets if target.admin}
         per_round = max(threads, requests // rounds)
-        for _ in range(rounds):
-            for target, client in zip(targets, clients, strict=True):
+        for turn in range(rounds):
+            pairs = list(zip(targets, clients, strict=True))
+            at = turn % len(pairs)
+            for target, client in pairs[at:] + pairs[:at]:
+                await client.load(_ENDLESS, threads, seconds=_WARM_LAP)
                 used = cpu_seconds(target.pids)
                 target.samples.append(await client.load(per_round, threads))
                 target.cpu += cpu_seconds(target.pids) - used
