@@ -40,7 +40,7 @@ def test_the_router_benchmark_prints_its_rows() -> None:
     split = {row["stage"]: row for row in rows["laya"]["split"]}
     assert list(split) == ["match and dispatch", "relay in", "node", "relay out"]
     for row in split.values():
-        assert 400 // 17 - 2 <= row["timed"] <= 400 // 17 + 2
+        assert row["timed"] >= 400 // 17 - 2  # and what the warm laps brought
         assert row["mean_us"] > 0 and 0 < row["p50_us"] <= row["p95_us"] <= row["p99_us"]
     assert sum(row["mean_us"] for row in split.values()) < 2000 * rows["laya"]["mean_ms"]
 
