@@ -117,6 +117,14 @@ class SimEngine(Engine):
         """Token ids of a text."""
         return encode(text)
 
+    def is_token(self, token: int) -> bool:
+        """Whether the vocabulary has it."""
+        return sim_text.is_token(token)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, marks included."""
+        return sim_text.decode(tokens, True)
+
     async def render_chat(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> Prompt:
         """Each turn as its role's mark, its text, and an end mark; then the assistant's mark."""
         tokens: list[int] = []
@@ -189,7 +197,7 @@ class SimEngine(Engine):
 
     async def count_prompt(self, path: str, body: dict[str, Any]) -> Sequence[int]:
         """Prompt tokens of each prompt in an OpenAI body."""
-        from inference_node.engines.sim_openai import prompts_of
+        from inference_node.engines.openai_app import prompts_of
 
         return [len(prompt.token_ids) for prompt in await prompts_of(self, path, body)]
 

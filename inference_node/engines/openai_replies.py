@@ -1,4 +1,4 @@
-"""The JSON that the simulator's OpenAI application answers with: whole objects and stream events."""
+"""The JSON that an OpenAI application of our own answers with: whole objects and stream events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from inference_node.engines.base import Delta, EngineError, GenerateCall, Logprob, Position
 
 if TYPE_CHECKING:
-    from inference_node.engines.sim import SimEngine
+    from inference_node.engines.openai_bodies import LocalEngine
 
 _encode = msgspec.json.Encoder().encode
 Write = Callable[[bytes], Awaitable[None]]
@@ -39,8 +39,13 @@ class Shape(ABC):
     object_name = ""
     chunk_name = ""
 
-    def __init__(self, response_id: str, model: str, created: int) -> None:
-        self.head: dict[str, Any] = {"id": response_id, "created": created, "model": model, "system_fingerprint": "sim"}
+    def __init__(self, response_id: str, model: str, created: int, fingerprint: str) -> None:
+        self.head: dict[str, Any] = {
+            "id": response_id,
+            "created": created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
 
     def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         """One server-sent event."""
@@ -105,7 +110,7 @@ class CompletionShape(Shape):
         return {"index": index, "text": "".join(choice.texts), "logprobs": logprobs, "finish_reason": choice.finish}
 
 
-async def answer(engine: SimEngine, calls: list[GenerateCall], shape: Shape) -> bytes:
+async def answer(engine: LocalEngine, calls: list[GenerateCall], shape: Shape) -> bytes:
     """Run all calls and build the whole answer."""
     choices = [Choice() for call in calls for _ in range(call.sampling.n)]
     async with _merged(engine, calls) as deltas:
@@ -120,7 +125,9 @@ async def answer(engine: SimEngine, calls: list[GenerateCall], shape: Shape) -> 
     return shape.whole([shape.full(i, choice) for i, choice in enumerate(choices)], _usage(calls, choices, cached))
 
 
-async def stream(engine: SimEngine, calls: list[GenerateCall], shape: Shape, include_usage: bool, write: Write) -> None:
+async def stream(
+    engine: LocalEngine, calls: list[GenerateCall], shape: Shape, include_usage: bool, write: Write
+) -> None:
     """Run all calls and write an event for each step."""
     choices = [Choice() for call in calls for _ in range(call.sampling.n)]
     cached: dict[int, int] = {}
@@ -144,7 +151,7 @@ _Item = tuple[int, int, Delta]
 class _merged:
     """Deltas of several calls as one stream of (call, choice, delta); all calls end with the block."""
 
-    def __init__(self, engine: SimEngine, calls: list[GenerateCall]) -> None:
+    def __init__(self, engine: LocalEngine, calls: list[GenerateCall]) -> None:
         self._engine = engine
         self._calls = calls
         self._stack = AsyncExitStack()
