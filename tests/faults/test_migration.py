@@ -24,7 +24,7 @@ async def test_no_reader_notices_that_its_node_is_lost(capsys: pytest.CaptureFix
     if why:
         pytest.skip(f"streams are broken in network namespaces: {why}")
     counts = {name: STREAMS if name == "kill" else max(STREAMS // 6, 2) for name in BREAKS}
-    results = await broken(counts, 16, SEED)
+    results = await broken(counts, 16, SEED, limit=40)
     with capsys.disabled():
         print(f"\nmigration, seed {SEED}\n{table(results)}")
     assert not [f"{result.name}: {problem}" for result in results for problem in result.problems], f"seed {SEED}"
