@@ -7,7 +7,7 @@ import pytest
 from shared.net.api import ENHANCE_YOUR_CALM
 from shared.net.settings import Budget
 from tests.support.h2_rig import REQUEST
-from tests.unit.net.test_server import Served
+from tests.support.served import Served
 
 pytestmark = pytest.mark.usefixtures("engine_name")
 

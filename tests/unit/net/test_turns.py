@@ -8,7 +8,7 @@ from shared.net import http1, turns
 from shared.net.turns import SLICE
 from tests.support.h2_rig import REQUEST
 from tests.support.http1_site import GET, Bench, echo
-from tests.unit.net.test_server import Served
+from tests.support.served import Served
 
 pytestmark = pytest.mark.usefixtures("engine_name")
 

@@ -10,8 +10,8 @@ from shared.net.grpc_wire import frame
 from shared.pb.laya.v1 import openai_pb2
 from tests.support.fake_http import FakeExchange
 from tests.support.fake_streams import FakeServerStream
+from tests.support.relay_calls import error_of, headers, request
 from tests.support.relay_rig import MODEL, Rig
-from tests.unit.relay.test_relay_stream import error_of, headers, request
 
 
 def refusal(code: Code, reason: str) -> LayaError:

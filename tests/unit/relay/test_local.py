@@ -10,8 +10,8 @@ from shared.errors import Code
 from shared.net.grpc_wire import frame
 from tests.support.fake_streams import FakeServerStream
 from tests.support.ports import until
+from tests.support.relay_calls import error_of, headers
 from tests.support.relay_rig import Rig
-from tests.unit.relay.test_relay_stream import error_of, headers
 
 LIST = b"/laya.v1.Inference/ListModels"
 CHECK = b"/grpc.health.v1.Health/Check"
