@@ -1,6 +1,7 @@
 """Registers the node in Consul: with a gRPC health check that the agent makes, and a time to live that the node keeps.
 
-Both must pass for routers to be sent here. A node that drains leaves at once, and comes back when the drain is undone.
+Both must pass for routers to be sent here. Where the node asks for client certificates, which an agent does not have,
+only the time to live is kept. A node that drains leaves at once, and comes back when the drain is undone.
 An agent that was restarted and has forgotten the node is told again. Never in the way of serving.
 """
 
@@ -93,25 +94,33 @@ class ConsulRegistrar:
     async def _register(self) -> None:
         config, state = self._config, self._state
         host, port = split_address(self._address)
-        forget = f"{max(60, int(config.ttl * _FORGET))}s"
+        # Names as Consul's own code has them: of "grpc_use_tls" not every version knows what it means.
         grpc = {
-            "name": "gRPC health",
-            "grpc": f"{self._address}/laya.v1.Inference",
-            "grpc_use_tls": bool(state.config.server.tls.cert_file),
-            "tls_skip_verify": True,  # routers verify; this asks only whether it serves
-            "interval": f"{max(1, int(config.ttl / BEATS))}s",
-            "timeout": "3s",
-            "DeregisterCriticalServiceAfter": forget,
+            "Name": "gRPC health",
+            "GRPC": f"{self._address}/laya.v1.Inference",
+            "GRPCUseTLS": bool(state.config.server.tls.cert_file),
+            "TLSSkipVerify": True,  # routers verify; this asks only whether it serves
+            "Interval": f"{max(1, int(config.ttl / BEATS))}s",
+            "Timeout": "3s",
+            "DeregisterCriticalServiceAfter": f"{max(60, int(config.ttl * _FORGET))}s",
         }
-        ttl = {"name": "heartbeat", "CheckID": self._ttl_check, "ttl": f"{config.ttl:g}s", "status": "passing"}
+        ttl = {
+            "Name": "heartbeat",
+            "CheckID": self._ttl_check,
+            "TTL": f"{config.ttl:g}s",
+            "Status": "passing",
+            "DeregisterCriticalServiceAfter": grpc["DeregisterCriticalServiceAfter"],
+        }
+        # A node that wants to see certificates would turn the agent away.
+        checks = [ttl] if state.config.server.tls.ca_file else [grpc, ttl]
         done = await self._client.agent.service.register(
             config.service,
             service_id=self._id,
             address=host,
             port=port,
             tags=list(config.tags),
-            check=grpc,
-            extra_checks=[ttl],
+            check=checks[0],
+            extra_checks=checks[1:],
             replace_existing_checks=True,
             meta={
                 "node_id": state.node_id,
