@@ -276,14 +276,26 @@ class MovingRelay(WaryRelay):
             deadlines.put(self, min(when, trip.until))
 
     def on_deadline(self) -> None:
-        """Some time limit may be over; the one for an answer without a node among them."""
+        """Some time limit may be over; an answer without a node has but that of the whole request, and its own."""
         trip = self._trip
-        if trip is None or not trip.given_up():
+        if trip is None or not trip.moving:
             super().on_deadline()
-            self._look_again()
+        elif not trip.given_up():
+            limit = self._fields.deadline
+            if limit is not None and self._account.core.loop.time() >= limit:
+                super().on_deadline()
+            else:
+                self._look_again()
 
     def refuse(self, error: LayaError) -> None:
-        """End the request with an error; one that broke off and could not go on elsewhere says why."""
+        """End the request with an error; one that broke off and could not go on elsewhere says why.
+
+        A node that fell silent is left for another one instead.
+        """
+        trip = self._trip
+        if trip is not None and self._journal is not None and self._state == STREAMING and trip.silent(error):
+            self._move(trip, False)
+            return
         if self._why and self._state == STREAMING and error.reason == "NODE_LOST":
             error = stays(error, self._why)
         super().refuse(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router_node.gateway.http_relay import STREAMING, HttpRelay
+from router_node.gateway.http_relay import STREAMING, WAITING, HttpRelay
 from router_node.gateway.tunnel import ResponseHead
 from router_node.relay.account import Account
 from router_node.relay.fields import Fields
@@ -71,7 +71,8 @@ class WaryRelay(HttpRelay):
         """Before the answer begins a request is tried again, but not when it is what nodes die of."""
         account = self._account
         may_be_why = self._state < STREAMING and code == CANCEL and not unprocessed and not account.once
-        if may_be_why and self._moves.died(self._message + self._exchange.body, account):
+        request = self._message + self._exchange.body if may_be_why else b""
+        if request and self._moves.died(request, account, self._state > WAITING):
             self._stream = None
             account.node_lost(False)
             self.refuse(self._moves.poisonous())

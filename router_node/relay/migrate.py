@@ -93,16 +93,17 @@ class Migrations:
 
     # Requests that nodes die of.
 
-    def died(self, request: bytes, account: Account) -> bool:
+    def died(self, request: bytes, account: Account, heard: bool = False) -> bool:
         """The account's node was lost and had given the request nothing new; whether that was one death too many.
 
-        No node has died that a router lost by standing still itself.
+        ``heard``: it had answered something. No node has died that a router lost by standing still itself.
         """
         last = account.reservation
         if not request or last is None or self._stood_still():
             return False
         name = f"{last.node.id} {last.node.boot_id}"
-        return self.poisons.died(request, name, account.sent_at, account.core.clock())
+        # One that has counted the request in a report had it too.
+        return self.poisons.died(request, name, account.sent_at, account.core.clock(), heard or not last.held)
 
     def poisoned(self, request: bytes) -> bool:
         """Whether a new request is one that nodes have died of. Ask only while there are ``poisons``."""

@@ -245,17 +245,32 @@ class MovingStream(WaryStream):
             return
         when = deadlines.live.get(self, math.inf)
         if trip.moving:
+            limit = self._ask.deadline
+            if limit is not None and limit < when:
+                when = limit
             deadlines.put(self, min(when, trip.until))
 
     def on_deadline(self) -> None:
-        """Some time limit may be over; the one for a stream without a node among them."""
+        """Some time limit may be over; a stream without a node has but that of the whole call, and its own."""
         trip = self._trip
-        if trip is None or not trip.given_up():
+        if trip is None or not trip.moving:
             super().on_deadline()
-            self._look_again()
+        elif not trip.given_up():
+            limit = self._ask.deadline
+            if limit is not None and self._account.core.loop.time() >= limit:
+                super().on_deadline()
+            else:
+                self._look_again()
 
     def refuse(self, error: LayaError) -> None:
-        """End the call with an error; one that broke off and could not go on elsewhere says why."""
+        """End the call with an error; one that broke off and could not go on elsewhere says why.
+
+        A node that fell silent is left for another one instead.
+        """
+        trip, up = self._trip, self.up
+        if trip is not None and self._journal is not None and up is not None and trip.silent(error):
+            up.reset(CANCEL)  # once it has ended, another one is asked
+            return
         if self._why and self.responded and error.reason == "NODE_LOST":
             error = stays(error, self._why)
         super().refuse(error)

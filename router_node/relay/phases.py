@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from router_node.dispatch import Ask
     from router_node.relay.account import Account
 
+BETWEEN_TOKENS: Final = "between_tokens"  # a phase's name, as errors have it
 LOOKS: Final = 4  # without a byte, and a stream has stood still
 _LONGEST: Final = 9  # digits of a limit in milliseconds
 
@@ -56,7 +57,7 @@ def overdue(account: Account, ask: Ask, moved: int, held_up: bool, now: float) -
             account.idle += 1
             if account.idle >= LOOKS:
                 limit = account.core.settings.between_tokens
-                return _expired(account, "between_tokens", limit, f"sent no further token for {limit:g} s", False)
+                return _expired(account, BETWEEN_TOKENS, limit, f"sent no further token for {limit:g} s", False)
     account.look_at = _next(account, ask, now, not moved)
     return None
 

@@ -3,7 +3,8 @@
 Otherwise one request that crashes an engine would take node after node with it. What is remembered is a hash of the
 request, for a bounded time, and of a bounded number of them. A request that gets a token, or any answer, is innocent
 and forgotten. Many that are the same, and were on one node or on several together, are one death: a second one is that
-of a node which was sent the request after the first.
+of a node which was sent the request after the first, and took it. One that did not show that it had it may have been
+dying already, with the first; that is believed of one node, so that a third death is always enough.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ NODES: Final = 8  # of each
 
 
 class _Suspect:
-    """One request: ``until`` when it is remembered, the time of the last death that counted, the nodes lost with it."""
+    """One request: ``until`` when it is remembered, the time of the last death that counted, the nodes lost with it.
 
-    __slots__ = ("at", "deaths", "nodes", "until")
+    ``doubted``: one of them may have died together with the first.
+    """
+
+    __slots__ = ("at", "deaths", "doubted", "nodes", "until")
 
     def __init__(self) -> None:
         self.until = self.at = 0.0
         self.deaths = 0
+        self.doubted = False
         self.nodes: tuple[str, ...] = ()
 
 
@@ -50,10 +55,10 @@ class Poisons:
         """Requests remembered; while there are none, there is nothing to ask."""
         return len(self._suspects)
 
-    def died(self, request: bytes, node_id: str, sent: float, now: float) -> bool:
+    def died(self, request: bytes, node_id: str, sent: float, now: float, taken: bool = True) -> bool:
         """A node died and had given this request nothing new. Whether that was one death too many.
 
-        ``sent`` is when that node was sent it, ``now`` the time by the same clock.
+        ``sent`` is when that node was sent it, ``now`` the time by the same clock; ``taken``: it showed that it had it.
         """
         key = xxhash.xxh3_64_intdigest(request)
         suspect = self._suspects.pop(key, None)
@@ -63,8 +68,11 @@ class Poisons:
             suspect.nodes = (*suspect.nodes, node_id)[-NODES:]
             # Nodes that had it at the same time, in equal requests, may have gone together.
             if not suspect.deaths or sent >= suspect.at:
-                suspect.deaths += 1
-                suspect.at = now
+                if taken or suspect.doubted or not suspect.deaths:
+                    suspect.deaths += 1
+                    suspect.at = now
+                else:
+                    suspect.doubted = True
         suspect.until = self._clock() + self._seconds
         if len(self._suspects) >= MOST:
             del self._suspects[next(iter(self._suspects))]  # the one whose last death was longest ago

@@ -12,6 +12,7 @@ from router_node.relay.fields import Fields
 from router_node.relay.flow import Flow
 from router_node.relay.journal import Journal
 from router_node.relay.migrate import GRANTED, Migrations, journal_value
+from router_node.relay.phases import BETWEEN_TOKENS
 from router_node.relay.poison import acquits_http
 from router_node.relay.retries import later
 from shared.errors import Code, LayaError, unavailable
@@ -54,12 +55,14 @@ class Trip(Flow):
         "_base",
         "_error",
         "_failures",
+        "_heard",
         "_innocent",
         "_last_at",
         "_lost_at",
         "_model",
         "_moves",
         "_prefilled",
+        "_silent",
         "_source",
         "_stalled",
         "_tried",
@@ -79,21 +82,20 @@ class Trip(Flow):
         self._account = account
         self.journal = journal
         self.mover: Mover | None = mover
-        self.moving = False
         self.attempts = 0
         self.until = 0.0
         self.told = b""
         self.logged = ""
         self._error: LayaError | None = None  # what the present node said instead of going on
         self._unfit = ""  # the same, where no node will say anything else
+        self._silent: LayaError | None = None  # what a client is told of a node that only fell silent
+        self._heard = True  # the present node has answered: it was alive when it was asked
         self._source = ""  # the node that was lost
         self._last_at = moves.loop.time()  # when the client was last given something
         self._at_start = 0  # tokens that had been passed on when the present node was asked
-        self._innocent = False
-        self._failures = 0  # of this move
-        self._lost_at = 0.0
-        self._stalled = 0.0  # seconds of earlier moves
-        self._prefilled = 0
+        self._innocent = self.moving = False
+        self._failures = self._prefilled = 0  # failures are of this move
+        self._lost_at = self._stalled = 0.0  # seconds of earlier moves
         self._tried: set[str] = set()
         self._base: Fields | None = None  # made when it is first needed, as most streams end well
         node = account.reservation.node if account.reservation is not None else None
@@ -142,6 +144,7 @@ class Trip(Flow):
         elif headers[0] != _STATUS_200:
             self._error = error_from_response(headers)
         elif journal_value(headers) == GRANTED:
+            self._heard = True
             return True
         if self._error is None:
             self._error = unavailable("The node does not go on with streams of others.", "RESUME_REFUSED")
@@ -155,6 +158,13 @@ class Trip(Flow):
             self._error = error
         return parts
 
+    def silent(self, error: LayaError) -> bool:
+        """Whether this error is a node's that sent nothing for too long; its stream is to be reset then."""
+        if self.moving or error.metadata is None or error.metadata.get("phase") != BETWEEN_TOKENS:
+            return False
+        self._error = self._silent = error
+        return True
+
     # A node is lost.
 
     def leave(self, unprocessed: bool) -> LayaError | None:
@@ -163,6 +173,7 @@ class Trip(Flow):
         ``unprocessed``: it never saw the request.
         """
         self.orphaned()
+        heard = self._heard or self._error is not None
         died = self._judge(unprocessed)
         account, moves, now = self._account, self._moves, self._moves.loop.time()
         if not self.moving:
@@ -177,7 +188,7 @@ class Trip(Flow):
         last = account.reservation
         if last is not None:
             self._tried.add(last.node.id)
-        if died and len(self.journal.tokens) == self._at_start and moves.died(self.journal.request, account):
+        if died and len(self.journal.tokens) == self._at_start and moves.died(self.journal.request, account, heard):
             moves.metrics.moves.moved("poisonous")
             return moves.poisonous()
         if self._unfit:
@@ -294,7 +305,7 @@ class Trip(Flow):
     def asked(self) -> bytes:
         """A node is sent the stream. Returns the framed request for it."""
         self.attempts += 1
-        self._innocent = False
+        self._innocent = self._heard = False
         self._at_start = len(self.journal.tokens)
         reservation = self._account.reservation
         if reservation is not None:
@@ -322,6 +333,7 @@ class Trip(Flow):
         account.answer_begins(True)
         account.answered()
         self.moving = False
+        self._silent = None
         self._stalled += now - self._lost_at
         stall = now - self._last_at
         source, target, spent = _word(self._source), _word(account.node_id), int(stall * 1e3)
@@ -355,12 +367,11 @@ class Trip(Flow):
         journal = self.journal
         size = journal.body_bytes or journal.text_bytes
         why = why.rstrip(".")
-        said = (
-            f"Node {self._source} was lost in the middle of the answer, after {len(journal.tokens)} tokens in "
-            f"{journal.messages} messages; it cannot go on elsewhere: {why}."
-        )
-        error = unavailable(said, "NODE_LOST")
+        done = f"{len(journal.tokens)} tokens in {journal.messages} messages; it cannot go on elsewhere: {why}."
+        error = self._silent or unavailable(f"Node {self._source} was lost in the middle of the answer.", "NODE_LOST")
+        error.message = f"{error.message.rstrip('.')}, after {done}"
         error.metadata = {
+            **(error.metadata or {}),
             "node": self._source,
             "retry_safe": "false",
             "delivered_tokens": str(len(journal.tokens)),

@@ -18,7 +18,8 @@ from router_node.relay.front import RelayFront
 from router_node.relay.migrate import never
 from router_node.relay.settings import RelaySettings
 from router_node.routes.table import RouteTable
-from tests.support.fake_streams import FakeUpstream
+from shared import headers as names
+from tests.support.fake_streams import FakeClientStream, FakeUpstream
 
 MODEL = "smollm2"
 
@@ -30,7 +31,7 @@ class Log:
         self.entries: list[dict[str, object]] = []
 
     def add(self, entry: Account) -> None:
-        names = (
+        kept = (
             "code",
             "reason",
             "method",
@@ -43,7 +44,7 @@ class Log:
             "routed",
             "migrated",
         )
-        self.entries.append({name: getattr(entry, name) for name in names})
+        self.entries.append({name: getattr(entry, name) for name in kept})
 
 
 class Rig:
@@ -99,8 +100,14 @@ class Rig:
         self.report(node_id, headroom)
         return node
 
-    def report(self, node_id: str, headroom: int) -> None:
-        """The node says how much room it has."""
+    def counted(self, stream: FakeClientStream) -> FakeClientStream:
+        """The stream's node says that it has the request."""
+        (node_id,) = [name for name, upstream in self.upstreams.items() if stream in upstream.streams]
+        self.report(node_id, 100_000, stream.headers[names.DISPATCH])
+        return stream
+
+    def report(self, node_id: str, headroom: int, *counted: bytes) -> None:
+        """The node says how much room it has, and which requests are in its numbers."""
         self.sequence += 1
         report = Report(
             self.sequence,
@@ -108,6 +115,7 @@ class Rig:
             kv_capacity_tokens=100_000,
             headroom_tokens=headroom,
             prefill_tokens_per_second=8000.0,
+            counted_dispatches=counted,
             full=True,
         )
         self.dispatcher.on_report(node_id, report)

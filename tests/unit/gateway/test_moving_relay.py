@@ -328,13 +328,25 @@ async def test_two_nodes_that_die_of_a_request_before_its_answer_are_enough():
     world = rig(4)
     ask = Ask(world)
     ask.node().lose()
-    (await ask.next_node()).lose()
+    world.counted(await ask.next_node()).lose()
     assert ask.client.state == "responded"
     assert json.loads(ask.text)["error"]["code"] == "poisonous"
     ask.over()
     again = Ask(world)
     assert json.loads(again.text)["error"]["code"] == "poisonous"
     again.over()
+
+
+async def test_a_node_that_dies_at_the_same_moment_as_the_first_is_no_second_death():
+    ask = Ask(rig(4))
+    ask.node().lose()
+    (await ask.next_node()).lose()  # nothing shows that it ever had the request
+    node = await ask.next_node()
+    node.begin(GRANT)
+    say(node, head(), part(chunk(0), 1, finish="stop"), part(DONE))
+    node.finish()
+    assert ask.text == chunk(0) + DONE
+    ask.over()
 
 
 async def test_two_nodes_that_die_of_an_answer_without_a_token_are_enough():

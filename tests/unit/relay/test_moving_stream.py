@@ -277,7 +277,7 @@ async def test_only_the_request_that_nodes_die_of_is_refused():
     world = rig(4)
     call = Call(world)
     call.node().lose()
-    (await call.next_node()).lose()
+    world.counted(await call.next_node()).lose()
     assert call.error().reason == "POISONOUS"
     before = {id(stream) for upstream in world.upstreams.values() for stream in upstream.streams}
     other = Call(world, body=pb.GenerateRequest(model=MODEL, text="Good day").SerializeToString())
@@ -291,8 +291,47 @@ async def test_only_the_request_that_nodes_die_of_is_refused():
 async def test_a_request_that_kills_nodes_before_its_first_token_is_refused_before_the_third():
     call = Call(rig(4))
     call.node().lose()
-    (await call.next_node()).lose()
+    call.rig.counted(await call.next_node()).lose()
     assert call.error().reason == "POISONOUS"
+    call.over()
+
+
+async def test_a_node_that_dies_at_the_same_moment_as_the_first_is_no_second_death():
+    call = Call(rig(4))
+    call.node().lose()
+    (await call.next_node()).lose()  # nothing shows that it ever had the request
+    node = await call.next_node()
+    node.begin(GRANT)
+    node.sink.on_response_data(said(1, finish=1), False)
+    node.finish()
+    assert call.ids() == [1]
+    call.over()
+    assert call.rig.metrics.moves.sample().poisonous == 0
+
+
+async def test_a_request_that_kills_nodes_before_they_can_say_that_they_have_it_takes_three():
+    world = rig(5)
+    call = Call(world)
+    for _ in range(3):
+        (await call.next_node()).lose()
+    assert call.error().reason == "POISONOUS"
+    call.over()
+    again = Call(world)
+    assert again.error().reason == "POISONOUS"
+    again.over()
+
+
+async def test_nor_is_one_that_dies_as_a_moved_stream_comes_to_it():
+    call = Call(rig(5, attempts=5))
+    node = call.node()
+    node.begin(GRANT)
+    node.lose()
+    (await call.next_node()).lose()
+    node = await call.next_node()
+    node.begin(GRANT)
+    node.sink.on_response_data(said(1, finish=1), False)
+    node.finish()
+    assert call.ids() == [1]
     call.over()
 
 

@@ -56,6 +56,15 @@ def test_nodes_that_had_the_same_request_together_are_one_death() -> None:
     assert poisons.died(b"popular", "c 1", 5.0, 9.0), "but it was sent here after that"
 
 
+def test_a_node_that_may_never_have_had_it_is_believed_once() -> None:
+    poisons = Poisons(60.0, Clock())
+    assert not poisons.died(b"fast", "a 1", 1.0, 2.0, False)
+    assert not poisons.died(b"fast", "b 1", 2.0, 2.1, False)
+    assert poisons.died(b"fast", "c 1", 2.1, 2.2, False), "a third is enough in any case"
+    assert not poisons.died(b"slow", "a 1", 1.0, 2.0, False)
+    assert poisons.died(b"slow", "b 1", 2.0, 3.0, True), "it had it, and died after the first"
+
+
 def test_the_nodes_of_a_request_are_bounded() -> None:
     poisons = Poisons(60.0, Clock())
     for i in range(100):

@@ -108,7 +108,7 @@ async def test_a_call_with_one_answer_is_refused_after_two_nodes_too_and_when_it
     world = rig(5)
     call = Call(world, path=COMPLETE)
     call.node().lose()
-    (await call.next_node()).lose()
+    world.counted(await call.next_node()).lose()
     assert call.error().reason == "POISONOUS"
     assert "again" not in call.error().message
     assert call.error().metadata == {"retry_safe": "false"}
