@@ -37,8 +37,12 @@ def open_admission(
     prefill_rate: Callable[[], float],
     clock: Callable[[], float],
     log: logging.Logger,
+    cached_share: Callable[[], float] | None = None,
 ) -> Admission:
-    """Ledger and admission for an engine that is up. ``prefill_rate`` is the measured one, ``clock`` the loop's."""
+    """Ledger and admission for an engine that is up. ``clock`` is the loop's.
+
+    ``prefill_rate`` and ``cached_share`` are measured, as ``Waits.measure`` takes them.
+    """
     ledger = Ledger(info.kv_blocks, info.kv_block_tokens, info.lookahead_tokens, info.max_seq_len, info.kv_groups)
     settings = AdmissionSettings.of(config, info)
     overcommit = None
@@ -50,7 +54,7 @@ def open_admission(
         detail = "KV is promised by learned output lengths (inference.overcommit): the engine may preempt requests"
         event(log, logging.WARNING, "overcommit", detail=detail, quantile=config.overcommit_quantile)
     admission = Admission(ledger, info, settings, clock, overcommit)
-    admission.waits.measure(prefill_rate)
+    admission.waits.measure(prefill_rate, cached_share)
     return admission
 
 

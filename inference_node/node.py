@@ -122,7 +122,10 @@ class Node:
     def serve(self, info: EngineInfo) -> None:
         """The engine is up and warm: take requests, and let routers know."""
         config = self.state.config.inference
-        admission = open_admission(config, self._engine, info, lambda: self.reporter.rates.prefill, self._clock, log)
+        rates = self.reporter.rates
+        admission = open_admission(
+            config, self._engine, info, lambda: rates.prefill, self._clock, log, lambda: rates.prefix_hit_rate
+        )
         admission.on_change = self.reporter.poke
         self._keeper = Keeper(admission, config, machine_watch(info), log)
         self.state.start_serving(Serving(self._engine, info, admission, self._keeper))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from inference_node.rates import Ratio
 
 SHORTEST, LONGEST, UNKNOWN = 0.1, 30.0, 1.0  # seconds: bounds of a hint, and the hint while nothing is known
+MOST_CACHED = 0.9  # share of the prompts' tokens that the cache is trusted to save at most
 
 
 class Turnover:
@@ -35,17 +36,21 @@ class Turnover:
 class Waits:
     """Estimates of one node."""
 
-    __slots__ = ("_blocks", "_prefill", "_rate", "_sequences")
+    __slots__ = ("_blocks", "_cached", "_prefill", "_rate", "_sequences")
 
     def __init__(self, capacity_blocks: int, max_sequences: int, prefill_tokens: int) -> None:
         self._blocks = Turnover(2.0 * capacity_blocks)
         self._sequences = Turnover(2.0 * max_sequences)
         self._prefill = Turnover(16.0 * prefill_tokens)
         self._rate: Callable[[], float] | None = None
+        self._cached: Callable[[], float] | None = None
 
-    def measure(self, prefill_rate: Callable[[], float]) -> None:
-        """Ask this for the engine's own prefill rate, tokens a second, 0 while it does not know."""
+    def measure(self, prefill_rate: Callable[[], float], cached_share: Callable[[], float] | None = None) -> None:
+        """Ask these for the engine's own prefill rate, in computed tokens a second, 0 while it does not know, and for
+        the share of prompt tokens that its cache has saved it of late, 0 to 1.
+        """
         self._rate = prefill_rate
+        self._cached = cached_share
 
     def ended(self, blocks: int, sequences: int, seconds: float) -> None:
         """A request ended that held so much so long."""
@@ -58,8 +63,14 @@ class Waits:
 
     @property
     def measured_rate(self) -> float:
-        """The engine's prefill rate in tokens a second; 0 while unknown."""
-        return self._rate() if self._rate is not None else 0.0
+        """Prompt tokens a second that go through the engine, those its cache saves it among them; 0 while unknown.
+
+        What waits is counted in whole prompts, for only the engine knows what it will find of each.
+        """
+        if self._rate is None:
+            return 0.0
+        share = self._cached() if self._cached is not None else 0.0
+        return self._rate() / (1.0 - min(max(share, 0.0), MOST_CACHED))
 
     def for_blocks(self, missing: int, held: int) -> float | None:
         """Seconds until so many blocks are free; None while unknown."""

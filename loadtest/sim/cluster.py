@@ -129,8 +129,9 @@ class SimNode:
         self.state = NodeState(config, self.id)
         self.state.boot_id = boot_id()
         self.reporter = reporter = SimReporter(self.state, events, self._poke)
+        rates = reporter.rates
         self.admission = admission = open_admission(
-            config.inference, found, info, lambda: reporter.rates.prefill, events, _log
+            config.inference, found, info, lambda: rates.prefill, events, _log, lambda: rates.prefix_hit_rate
         )
         found.stats = engine.snapshot  # type: ignore[method-assign]
         if shape.plain:

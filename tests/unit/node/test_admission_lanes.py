@@ -137,6 +137,12 @@ def test_a_lane_queues_so_many_seconds_of_the_measured_prefill_rate(clock):
     assert e.value.reason == "QUEUE_FULL" and e.value.retry_after == pytest.approx(0.3)
 
 
+def test_a_lane_queues_more_whole_prompts_where_the_cache_saves_most_of_them(clock):
+    adm = lanes(clock, max_queued_tokens=0, prefill=400, queue_prefill_seconds=0.25)
+    adm.waits.measure(lambda: 1000.0, lambda: 0.8)
+    assert (adm.queue_limit(adm.short), adm.queue_limit(adm.long)) == (1250, 625)
+
+
 def test_one_may_wait_in_each_lane_however_long_its_prompt(clock):
     adm = lanes(clock, max_queued_tokens=50, prefill=400)
     adm.submit(need(300, 16), 0, None, never)

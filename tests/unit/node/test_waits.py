@@ -55,5 +55,19 @@ def test_the_engines_own_prefill_rate_goes_before_what_was_seen():
     assert waits.for_prefill(100, 100) == pytest.approx(1.0)
 
 
+def test_prompts_that_the_cache_saves_go_through_faster_but_no_more_than_tenfold():
+    waits = Waits(10, 2, 100)
+    share = 0.75
+    waits.measure(lambda: 400.0, lambda: share)
+    assert waits.measured_rate == pytest.approx(1600.0)
+    assert waits.for_prefill(100, 100) == pytest.approx(100 / 1600)
+    share = 1.0
+    assert waits.measured_rate == pytest.approx(4000.0)
+    share = -1.0
+    assert waits.measured_rate == pytest.approx(400.0)
+    waits.measure(lambda: 0.0, lambda: 0.5)
+    assert waits.measured_rate == 0.0
+
+
 def test_hints_are_bounded():
     assert (hint(None), hint(0.0), hint(1e9), hint(2.5)) == (UNKNOWN, SHORTEST, LONGEST, 2.5)
