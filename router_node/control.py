@@ -78,7 +78,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Serving(msgspec.Struct, tag="serving", frozen=True):
-    """The worker's port is open."""
+    """The worker's port is open; with no address: it takes nothing new and will end."""
 
     address: str
 

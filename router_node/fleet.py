@@ -58,7 +58,8 @@ class Worker:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.address = ""  # empty until it serves
+        self.address = ""  # empty until it serves, and again once it takes nothing new
+        self.leaving = False  # by itself, or because somebody else told it to
         self.counted: Snapshot | None = None
         self.channel: Channel | None = None
         self.process: asyncio.subprocess.Process | None = None
@@ -140,7 +141,8 @@ class Fleet:
         self._ports.close()  # before the workers let go of them: nobody shall wait where nobody accepts
         limit = self._config.server.drain_timeout
         for worker in self._workers:
-            worker.signal(signal.SIGUSR2 if replaced and worker.address else signal.SIGTERM)
+            if not worker.leaving:
+                worker.signal(signal.SIGUSR2 if replaced and worker.address else signal.SIGTERM)
         finished = await unless(hurry, asyncio.ensure_future(self._gone(min(grace or limit, limit) + EXIT_LIMIT)))
         if not finished:
             for worker in self._workers:
@@ -237,6 +239,7 @@ class Fleet:
             served = served or bool(worker.address)
             self._departed = total([self._departed, _without_gauges(worker.counted)])
             worker.address, worker.counted, worker.channel, worker.process = "", None, None, None
+            worker.leaving = False
             self._changed()
             if self._over():
                 return
@@ -305,10 +308,14 @@ class Fleet:
                 if isinstance(message, Serving):
                     limit = SILENCE
                     worker.address = message.address
+                    self._changed()
+                    if not message.address:
+                        worker.leaving = True
+                        self._ports.lost(worker.number)
+                        continue
                     pins = list(self._pins.values())
                     for start in range(0, len(pins), _PINS_AT_ONCE):
                         self._send(worker, Pins(pins[start : start + _PINS_AT_ONCE]))
-                    self._changed()
                 elif isinstance(message, Counted):
                     worker.counted = message.snapshot
                 elif isinstance(message, Pins):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,7 +16,7 @@ import uvloop
 from router_node.announce import announce
 from router_node.config import Options, complain, parse
 from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
-from router_node.successor import Listening, inherited, until_over
+from router_node.successor import Listening, as_able, inherited, until_over
 from shared import logging as logs
 from shared.config import ConfigError
 from shared.notify import notify
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run until a signal; the exit code."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # which would end the process: nothing can be replaced yet
     try:
         options = parse(argv, inherited())
         logs.setup(options.config.server.log_level, options.config.server.log_format)
@@ -92,11 +94,13 @@ async def serve(options: Options) -> int:
             stack.push_async_callback(part.close)
             if part is clients:
                 await nodes.reach()
+                if not await as_able(options.inherited.able, nodes.not_ready, signals.stop):
+                    return OK
             await part.start()
         await admin.open()
         settle_heap()
         announce(options, clients.address, admin.address)
-        replaced = await until_over(signals, lambda: Listening(clients.sockets, admin.sockets))
+        replaced = await until_over(signals, lambda: Listening(clients.sockets, admin.sockets, not nodes.not_ready()))
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
         if replaced:
             admin.deafen()

@@ -41,6 +41,7 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number in (*self._numbers, signal.SIGUSR2):
             self._loop.remove_signal_handler(number)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it must not end a process that leaves in order
 
     def _asked(self, number: signal.Signals) -> None:
         if not self.stop.is_set():

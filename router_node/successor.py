@@ -2,7 +2,7 @@
 
 Both hold the same listening sockets for a moment, so that no connection meets a closed port, nor is one lost that
 nobody has accepted yet. The new process is started from the same command line: it reads its files, and its code, anew.
-One that does not come to serve changes nothing.
+One that does not come to serve, or that meets no node where this one has some, changes nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ START_LIMIT: Final = 60.0  # seconds for a successor to serve
 _VARIABLE: Final = "LAYA_SUCCEEDS"
 _CONTAINER_INITS: Final = frozenset(("catatonit", "docker-init", "dumb-init", "tini"))
 _END_LIMIT: Final = 5.0  # seconds for one that is not wanted to be gone
+_LOOK: Final = 0.05  # seconds between two looks at whether nodes are ready
 
 
 class Inherited(NamedTuple):
-    """What the process before has left to this one. ``ready_fd`` is where it waits, -1 where there was none."""
+    """What the process before has left to this one. ``ready_fd`` is where it waits, -1 where there was none.
+
+    ``able`` is its number where it had a node to send requests to, else 0.
+    """
 
     public: Sequence[socket.socket] = ()
     admin: Sequence[socket.socket] = ()
     ready_fd: int = -1
+    able: int = 0
 
 
 def inherited(environ: MutableMapping[str, str] | None = None) -> Inherited:
@@ -44,16 +49,38 @@ def inherited(environ: MutableMapping[str, str] | None = None) -> Inherited:
     for word in left.split():
         name, _, number = word.partition(":")
         numbers.setdefault(name, []).append(int(number))
-        os.set_inheritable(int(number), False)
+    able = numbers.pop("able", [0])[0]
+    for some in numbers.values():
+        for one in some:
+            os.set_inheritable(one, False)
     public, admin = ([socket.socket(fileno=number) for number in numbers.get(name, ())] for name in ("public", "admin"))
-    return Inherited(public, admin, numbers.get("ready", [-1])[0])
+    return Inherited(public, admin, numbers.get("ready", [-1])[0], able)
+
+
+async def as_able(before: int, not_ready: Callable[[], str], stop: asyncio.Event) -> bool:
+    """Before this process accepts anything: wait until it has a node too. False when it is to end instead.
+
+    The wait is over where the process ``before`` (0: there was none, or it had no node either) is gone: then nobody
+    else answers. That one ends it when it takes too long.
+    """
+    told = False
+    while not stop.is_set():
+        why = not_ready()
+        if not why or os.getppid() != before:
+            return True
+        if not told:
+            told = True
+            logs.event(log, logging.WARNING, "successor_waits", why=why)
+        await asyncio.sleep(_LOOK)
+    return False
 
 
 class Listening(NamedTuple):
-    """The sockets of a running router."""
+    """The sockets of a running router, and whether it has a node to send requests to."""
 
     public: Sequence[socket.socket]
     admin: Sequence[socket.socket]
+    able: bool = False
 
 
 async def until_over(signals: StopSignals, listening: Callable[[], Listening]) -> bool:
@@ -97,22 +124,18 @@ def _parent() -> str:
 
 async def succeeded(stop: asyncio.Event, listening: Listening) -> bool:
     """Start a successor; whether it serves."""
-    says, tells = os.pipe()
     try:
-        child = _start(listening, tells)
+        says, child = _started(listening)
     except OSError as error:
-        os.close(says)
         logs.event(log, logging.ERROR, "successor_failed", why=str(error))
         return False
-    finally:
-        os.close(tells)
     logs.event(log, logging.INFO, "successor_starting", pid=child.pid)
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     try:
         await _heard(says, heard, stop)
     finally:
         os.close(says)
-    if heard.done() and heard.result():
+    if heard.done() and heard.result() and child.poll() is None:
         notify(f"MAINPID={child.pid}")  # before this process ends, which systemd takes for the service's end
         logs.event(log, logging.INFO, "router_replaced", pid=child.pid)
         child.returncode = 0  # it outlives us: nobody here is to wait for it
@@ -139,15 +162,30 @@ async def _heard(fd: int, heard: asyncio.Future[bytes], stop: asyncio.Event) -> 
         stopped.cancel()
 
 
+def _started(listening: Listening) -> tuple[int, subprocess.Popen[bytes]]:
+    """Where it is heard, and it. Raises OSError."""
+    says, tells = os.pipe()
+    try:
+        return says, _start(listening, tells)
+    except OSError:
+        os.close(says)
+        raise
+    finally:
+        os.close(tells)
+
+
 def _start(listening: Listening, tells: int) -> subprocess.Popen[bytes]:
     words = [f"ready:{tells}"]
     words += [f"public:{sock.fileno()}" for sock in listening.public]
     words += [f"admin:{sock.fileno()}" for sock in listening.admin]
+    passed = [int(word.partition(":")[2]) for word in words]
+    if listening.able:
+        words.append(f"able:{os.getpid()}")
     return subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]],
         env={**os.environ, _VARIABLE: " ".join(words)},
         stdin=subprocess.DEVNULL,
-        pass_fds=[int(word.partition(":")[2]) for word in words],
+        pass_fds=passed,
     )
 
 

@@ -26,7 +26,7 @@ from router_node.route_side import RouteSide
 from router_node.session_side import counts, pin_store
 from router_node.sessions.store import PinStore
 from router_node.signals import StopSignals, unless
-from router_node.successor import Listening, until_over
+from router_node.successor import Listening, as_able, until_over
 from shared import logging as logs
 from shared.notify import notify
 from shared.pb.laya.v1 import admin_pb2
@@ -68,6 +68,10 @@ async def supervise(options: Options) -> int:
             await pins.start()
         for part in (admin, nodes, routes, fleet):  # they end in the opposite order
             stack.push_async_callback(part.close)
+            if part is fleet and left.able:
+                await nodes.reach()
+                if not await as_able(left.able, nodes.not_ready, signals.stop):
+                    return OK
             await part.start()
         stop = asyncio.ensure_future(signals.stop.wait())
         stack.callback(stop.cancel)
@@ -78,7 +82,7 @@ async def supervise(options: Options) -> int:
             await nodes.reach()
             await admin.open()
             announce(options, fleet.address, admin.address)
-        replaced = await until_over(signals, lambda: Listening(ports.all, admin.sockets))
+        replaced = await until_over(signals, lambda: Listening(ports.all, admin.sockets, not nodes.not_ready()))
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
         if replaced:
             admin.deafen()

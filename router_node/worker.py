@@ -41,7 +41,6 @@ from router_node.route_side import caps_of
 from router_node.routes.manager import RouteManager
 from router_node.routes.rules import RouteError
 from router_node.session_side import PinKeeper, Relay, mode_of
-from router_node.sessions.pins import Pin
 from router_node.signals import StopSignals, first
 from shared import logging as logs
 from shared.config import ConfigError
@@ -51,6 +50,7 @@ _START_TIMEOUT = 10.0  # seconds for the supervisor's first message
 
 def main() -> None:
     """Run on the socket whose number is the first argument; those that listen follow."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until it serves
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor passes it on
     try:
         sock, *listening = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
@@ -93,7 +93,7 @@ async def work(sock: socket.socket, listening: Sequence[socket.socket]) -> int:
             routes.reset(start.table.book())
         keeper: PinKeeper | None = None
         if mode_of(config) != "memory" and config.server.redis:
-            relay = Relay(lambda pins: _tell(channel, pins))
+            relay = Relay(lambda pins: _tell(channel, Pins(pins)))
             stack.callback(relay.close)
             keeper = PinKeeper(config, nodes, relay.offer)
             stack.callback(keeper.close)
@@ -114,6 +114,7 @@ async def work(sock: socket.socket, listening: Sequence[socket.socket]) -> int:
             channel.send(Serving(clients.address))
             tasks.append(asyncio.create_task(_count(channel, clients, signals.stop), name="control-count"))
             await first(signals.stop, signals.replace)
+            _tell(channel, Serving(""))  # by whoever asked: new connections must not wait for us
             finished = await clients.drain(signals.hurry, replaced=signals.replace.is_set())
         finally:
             for task in tasks:
@@ -149,9 +150,9 @@ async def _listen(
         stop.set()
 
 
-def _tell(channel: Channel, pins: list[Pin]) -> None:
+def _tell(channel: Channel, message: Serving | Pins) -> None:
     with contextlib.suppress(ChannelClosed):  # whoever listens to it ends the worker
-        channel.send(Pins(pins))
+        channel.send(message)
 
 
 async def _count(channel: Channel, clients: ClientSide, stop: asyncio.Event) -> None:

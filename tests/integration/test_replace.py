@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,11 +15,12 @@ import grpc.aio
 import pytest
 
 from shared.pb.laya.v1 import inference_pb2 as pb
+from tests.faults import limits
 from tests.faults.load import Load
 from tests.faults.tally import Tally
 from tests.support.calls import ask, stub_of
 from tests.support.ports import eventually, until
-from tests.support.processes import Cluster, Spec, cluster
+from tests.support.processes import Cluster, Proc, Spec, cluster
 from tests.support.router import RouterWorld
 
 pytestmark = pytest.mark.integration
@@ -28,6 +30,16 @@ pytestmark = pytest.mark.integration
 def running(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with cluster(Spec(nodes=2, router_args=("--workers", str(request.param)))) as c:
         yield c
+
+
+def said(router: Proc) -> str:
+    """All that a router has written."""
+    return Path(router.log.name).read_text()
+
+
+def started(router: Proc) -> int:
+    """The number of the successor that a router has started last."""
+    return int(said(router).rpartition("successor_starting pid=")[2].split()[0])
 
 
 @pytest.fixture
@@ -163,3 +175,63 @@ async def test_an_end_that_is_asked_for_while_a_successor_starts_is_the_end_of_b
     assert await asyncio.to_thread(router.proc.popen.wait, 20) == 0
     with pytest.raises(OSError):
         await asyncio.open_connection(*router.public.split(":"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_successor_that_meets_no_node_takes_no_request(tmp_path: Path, workers: int) -> None:
+    token = tmp_path / "router.yaml"
+    token.write_text("server:\n  cluster_token: test-cluster-token\n")
+    with cluster(Spec(nodes=1)) as c:
+        argv = ["router_node.main", "--port", "0", "--admin-port", "0", "--workers", str(workers)]
+        argv += ["--config", str(token), "--node", c.nodes[0].address]
+        c.router.stop()
+        c.router = Proc("router", argv)
+        c.wait_ready(1)
+        token.write_text("server:\n  cluster_token: another-cluster-token\n")
+        load = Load([c.address], clients=4, seed=5, pause=0.02, tries=1)
+        load.tally = tally = Tally("a successor without nodes")
+        load.start()
+        c.router.signal(signal.SIGUSR2)
+        await until(lambda: "successor_waits" in said(c.router), "it says that it waits", timeout=30)
+        await until(lambda seen=tally.sent: tally.sent > seen + 30, "requests go on", timeout=30)
+        token.write_text("server:\n  cluster_token: test-cluster-token\n")
+        os.kill(started(c.router), signal.SIGKILL)
+        await until(lambda: "successor_failed" in said(c.router), "it is seen to end", timeout=30)
+        before = await asyncio.to_thread(c.router.replace)
+        await until(lambda seen=tally.sent: tally.sent > seen + 30, "requests go on", timeout=30)
+        await load.stop()
+        assert tally.succeeded == tally.sent, (dict(tally.reasons), tally.examples)
+        assert await asyncio.to_thread(before.wait, 30) == 0
+
+
+async def test_one_that_is_killed_while_it_starts_costs_nothing_however_often(running: Cluster) -> None:
+    load = Load([running.address], clients=4, seed=7, pause=0.02, tries=1)
+    load.tally = tally = Tally("successors killed")
+    load.start()
+    router = running.router
+    files = len(os.listdir(f"/proc/{router.popen.pid}/fd"))
+    for turn in range(1, 4):
+        router.signal(signal.SIGUSR2)
+        await until(lambda n=turn: said(router).count("successor_starting") >= n, "one starts", timeout=20)
+        os.kill(started(router), signal.SIGKILL)
+        await until(lambda n=turn: said(router).count("successor_failed") >= n, "it is seen to end", timeout=20)
+    router.signal(signal.SIGUSR2)
+    await until(lambda: said(router).count("successor_starting") > 3, "one starts", timeout=20)
+    before = await asyncio.to_thread(router.replace)  # which says it again, to no avail
+    await until(lambda seen=tally.sent: tally.sent > seen + 30, "requests go on", timeout=30)
+    await load.stop()
+    assert tally.succeeded == tally.sent, (dict(tally.reasons), tally.examples)
+    assert await asyncio.to_thread(before.wait, 30) == 0
+    assert said(router).count("successor_starting") == 4
+    assert len(os.listdir(f"/proc/{router.popen.pid}/fd")) <= files + 16
+
+
+async def test_a_router_without_descriptors_goes_on_and_is_replaced_later(running: Cluster) -> None:
+    router = running.router
+    limits.deny_files(router.popen.pid)
+    router.signal(signal.SIGUSR2)
+    await until(lambda: "successor_failed" in said(router), "it cannot start one", timeout=20)
+    assert router.popen.poll() is None
+    limits.allow_files(router.popen.pid)
+    before = await asyncio.to_thread(router.replace)
+    assert await asyncio.to_thread(before.wait, 30) == 0

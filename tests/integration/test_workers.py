@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -21,9 +22,11 @@ from router_node.config import parse
 from router_node.discovery.registration import Registration, index_key, node_key, sign
 from router_node.supervisor import supervise
 from shared.pb.laya.v1 import admin_pb2, inference_pb2
+from tests.support.calls import ask, stub_of
 from tests.support.grpc_errors import END
 from tests.support.grpc_node import GrpcNode
 from tests.support.ports import eventually, until
+from tests.support.processes import Spec, cluster
 from tests.support.router import Router, RouterWorld
 from tests.support.valkey import Valkey
 
@@ -200,3 +203,30 @@ async def test_a_hung_worker_is_replaced(monkeypatch: pytest.MonkeyPatch, capfd:
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(20):
             assert await running == 0
+
+
+async def test_a_worker_that_is_told_to_leave_keeps_no_new_connection_waiting() -> None:
+    with cluster(Spec(nodes=1, router_args=("--workers", "2"))) as c:
+        async with contextlib.AsyncExitStack() as stack:
+            streams = []
+            for _ in range(12):  # so many that each worker has some
+                channel = grpc.aio.insecure_channel(c.address, options=[("grpc.use_local_subchannel_pool", 1)])
+                await stack.enter_async_context(channel)
+                call = stub_of(channel).Generate(ask(400), timeout=60)
+                pieces = aiter(call)
+                streams.append((pieces, len((await anext(pieces)).token_ids)))
+            leaving = children(c.router.popen.pid)[0]
+            os.kill(leaving, signal.SIGTERM)
+            await until(lambda: listeners(c.address) == 1, "its port is closed")
+            for _ in range(12):
+                channel = grpc.aio.insecure_channel(c.address, options=[("grpc.use_local_subchannel_pool", 1)])
+                await stack.enter_async_context(channel)
+                answer = await stub_of(channel).Complete(inference_pb2.CompleteRequest(request=ask(1)), timeout=8)
+                assert len(answer.completions[0].token_ids) == 1
+            assert alive(leaving)
+            for pieces, got in streams:
+                async for piece in pieces:
+                    got += len(piece.token_ids)
+                assert got == 400
+        await until(lambda: not alive(leaving), "it ends", timeout=15)
+        await until(lambda: listeners(c.address) == 2, "another one takes its place", timeout=15)

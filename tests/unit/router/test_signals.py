@@ -23,6 +23,7 @@ async def test_signals_are_let_go_in_the_end() -> None:
     with StopSignals(asyncio.get_running_loop()):
         pass
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN, "it would end a process that leaves in order"
 
 
 async def test_work_that_is_done_is_waited_for() -> None:

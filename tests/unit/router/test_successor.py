@@ -12,7 +12,8 @@ import pytest
 from router_node import successor
 from router_node.config import parse
 from router_node.signals import StopSignals
-from router_node.successor import Inherited, Listening, inherited, until_over
+from router_node.successor import Inherited, Listening, as_able, inherited, until_over
+from tests.support.ports import until
 
 
 def test_nothing_is_inherited_by_a_router_that_succeeds_none() -> None:
@@ -23,9 +24,9 @@ def test_nothing_is_inherited_by_a_router_that_succeeds_none() -> None:
 def test_sockets_and_pipe_are_taken_once_and_not_passed_on() -> None:
     with socket.socket() as public, socket.socket() as admin:
         read, write = os.pipe()
-        environ = {"LAYA_SUCCEEDS": f"ready:{write} public:{public.detach()} admin:{admin.detach()}"}
+        environ = {"LAYA_SUCCEEDS": f"ready:{write} public:{public.detach()} admin:{admin.detach()} able:9999"}
         left = inherited(environ)
-        assert environ == {}
+        assert environ == {} and left.able == 9999
         assert [sock.family for sock in (*left.public, *left.admin)] == [socket.AF_INET] * 2
         assert left.ready_fd == write
         assert not any(sock.get_inheritable() for sock in (*left.public, *left.admin))
@@ -81,6 +82,45 @@ async def test_one_that_ends_or_says_nothing_changes_nothing(
     monkeypatch.setattr(successor, "START_LIMIT", 0.5)
     stand_in(text)
     assert not await replaced()
+
+
+async def test_where_not_even_a_pipe_can_be_had_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor() -> tuple[int, int]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", no_descriptor)
+    assert not await replaced()
+
+
+async def test_a_program_that_is_gone_changes_nothing_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    before = len(os.listdir("/proc/self/fd"))
+    assert not await replaced()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_one_that_succeeds_an_able_process_waits_for_a_node() -> None:
+    why = ["no node is ready"]
+    waiting = asyncio.ensure_future(as_able(os.getppid(), lambda: why[0], asyncio.Event()))
+    assert (await asyncio.wait((waiting,), timeout=0.2))[1]
+    why[0] = ""
+    assert await waiting
+
+
+async def test_nobody_waits_for_nodes_where_none_answers_meanwhile() -> None:
+    stop = asyncio.Event()
+    assert await as_able(0, lambda: "no node is ready", stop)
+    assert await as_able(os.getpid(), lambda: "no node is ready", stop), "the process before is not our parent any more"
+
+
+async def test_one_that_waits_for_nodes_can_be_ended() -> None:
+    stop = asyncio.Event()
+    waiting = asyncio.ensure_future(as_able(os.getppid(), lambda: "no node is ready", stop))
+    stop.set()
+    await until(waiting.done, "it ends")
+    assert not waiting.result()
 
 
 SERVICE = {"INVOCATION_ID": "1"}
