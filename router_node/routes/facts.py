@@ -48,6 +48,11 @@ class Facts:
         self._found: frozenset[str] | None = None
 
     @property
+    def looked(self) -> bool:
+        """The body has been read."""
+        return self._shape is not None
+
+    @property
     def shape(self) -> Shape:
         """What the body says; the plain shape where there is none to read."""
         shape = self._shape

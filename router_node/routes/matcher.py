@@ -16,7 +16,7 @@ from typing import Final
 from router_node.routes.bucket import Bucket
 from router_node.routes.conditions import Conditions
 from router_node.routes.facts import Facts
-from router_node.routes.patterns import PatternSet
+from router_node.routes.patterns import NameSets, PatternSet
 from router_node.routes.slices import Steps, whole
 
 REMEMBERED: Final = 4096  # names whose buckets are known without a look
@@ -80,12 +80,14 @@ class Matcher:
             self._lengths = before._lengths
         if before is None or "regex" in kinds:
             patterns = sorted(value for kind, value in self._buckets if kind == "regex")
-            self._patterns: PatternSet = _shared(patterns, before._patterns if before is not None else None, whole=True)
+            same = before is not None and list(before._patterns.patterns) == patterns
+            self._patterns: NameSets = before._patterns if before and same else (yield from NameSets.of(patterns))
         else:
             self._patterns = before._patterns
         if before is None or any(rule.needs_body for rule in (*gone, *come)):
             wanted = sorted({pattern for rule in rules.values() for pattern in rule.content})
-            self.content: PatternSet = _shared(wanted, before.content if before is not None else None, whole=False)
+            same = before is not None and list(before.content.patterns) == wanted
+            self.content: PatternSet = before.content if before and same else PatternSet(wanted, whole=False)
             self.reads_body: bool = any(rule.needs_body for rule in rules.values())
             """Some rule asks what the body of a request says."""
         else:
@@ -145,8 +147,7 @@ class Matcher:
             bucket = self._buckets.get(("prefix", name[:length]))
             if bucket is not None:
                 found.append(bucket)
-        for place in self._patterns.match(name):
-            found.append(self._buckets["regex", self._patterns.patterns[place]])
+        found += [self._buckets["regex", pattern] for pattern in self._patterns.match(name)]
         if self._any.rules:
             found.append(self._any)
         return tuple(found)
@@ -170,10 +171,3 @@ class Matcher:
             self._known.clear()
         found = self._known[name] = self.of_model(name)
         return found
-
-
-def _shared(patterns: list[str], before: PatternSet | None, *, whole: bool) -> PatternSet:
-    """The set of these patterns: the old one where it is of the same."""
-    if before is not None and list(before.patterns) == patterns:
-        return before
-    return PatternSet(patterns, whole=whole)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import re2
 
 from router_node.routes.rules import RouteError
+from router_node.routes.slices import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +25,8 @@ MAX_PROGRAM: Final = 3000  # instructions of one pattern
 MAX_SECONDS: Final = 0.0005  # for one content pattern over CONTENT_BYTES
 _MEMORY: Final = 16 << 20  # bytes that a set's automaton may grow to
 _ROUNDS: Final = 3
+_TOGETHER: Final = 128  # patterns of names in one set
+_PATTERN: Final = 10  # units of work to put one into its set
 
 # What a pattern is timed on: prose, code, one letter, digits, and bytes that hardly repeat.
 _SAMPLES: Final = tuple(
@@ -84,12 +87,50 @@ class PatternSet:
         self._set = re2.Set.FullMatchSet(options) if whole else re2.Set.SearchSet(options)
         for pattern in self.patterns:
             self._set.Add(pattern)
-        self._set.Compile()
+        try:
+            self._set.Compile()
+        except re2.error:
+            raise RouteError(
+                f"the {len(self.patterns)} content patterns are too large together; use fewer, or smaller counts"
+                if not whole
+                else f"{len(self.patterns)} patterns of names are too large together; use smaller counts"
+            ) from None
 
     def match(self, text: str | bytes) -> list[int]:
         """Places, in ``patterns``, of those that match."""
         found: list[int] | None = self._set.Match(text) if self.patterns else None
         return found or []
+
+
+class NameSets:
+    """Which of any number of patterns match a name as a whole: sets of some hundred, each compiled in one stretch."""
+
+    __slots__ = ("_sets", "patterns")
+
+    def __init__(self, sets: Sequence[PatternSet]) -> None:
+        self._sets = sets
+        self.patterns: Sequence[str] = [pattern for one in sets for pattern in one.patterns]
+
+    @classmethod
+    def of(cls, patterns: Sequence[str]) -> Steps[NameSets]:
+        """Made in slices. Raises RouteError for a pattern that is too large by itself."""
+        sets: list[PatternSet] = []
+        parts = [patterns[start : start + _TOGETHER] for start in range(0, len(patterns), _TOGETHER)]
+        while parts:
+            part = parts.pop(0)
+            try:
+                sets.append(PatternSet(part, whole=True))
+            except RouteError:
+                if len(part) == 1:
+                    raise
+                half = len(part) // 2
+                parts[:0] = [part[:half], part[half:]]
+            yield _PATTERN * len(part)
+        return cls(sets)
+
+    def match(self, text: str) -> list[str]:
+        """Those that match."""
+        return [one.patterns[at] for one in self._sets for at in one.match(text)]
 
 
 def _options() -> Any:
