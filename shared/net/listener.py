@@ -14,6 +14,7 @@ from shared.net.api import Acceptor, HttpHandler
 from shared.net.bind import BACKLOG, ListenError, shown, tcp_sockets, unix_socket
 from shared.net.flusher import Flusher
 from shared.net.fork import Fork
+from shared.net.handshake import Handshake, TlsPort
 from shared.net.http1 import Http1Protocol
 from shared.net.http1_known import KnownHeads
 from shared.net.http1_response import HttpDate
@@ -27,7 +28,6 @@ __all__ = ["ListenError", "Listener"]
 
 LAST_REQUEST = 2.0  # seconds that an idle HTTP/1.1 connection has for one more request before it is closed
 _CUT_TIME = 2.0  # seconds for connections that were cut off to be gone
-_HANDSHAKES = 0.5  # seconds for TLS handshakes that run while the port is closed: nobody counts them
 
 
 class Listener:
@@ -36,8 +36,7 @@ class Listener:
     ``path`` (a Unix socket) takes the place of host and port. ``reuse_port`` lets several processes share the port.
     ``inherited`` are sockets that listen already: those of this address are used in place of new ones.
     ``gate`` may refuse a plain HTTP request before its body is taken in, where that is large or of unknown length.
-    gRPC requests go to ``acceptor``, all others to ``http_handler``. During a TLS handshake a connection is not in the
-    list yet; ``header_timeout`` bounds that.
+    gRPC requests go to ``acceptor``, all others to ``http_handler``. ``header_timeout`` bounds a TLS handshake.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Listener:
         self._ages = Ages(
             flusher.loop, flusher.counters, settings.max_connection_age, settings.max_connection_age_grace
         )
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsPort] = []
         self._served: set[Served] = set()
         self._emptied = asyncio.Event()
         self._draining = self._closing = False
@@ -99,12 +98,15 @@ class Listener:
             self.sockets, self.port = await tcp_sockets(
                 self._host, self.port, reuse_port=self._reuse_port, inherited=self._inherited
             )
-        handshake = self._settings.header_timeout if self._tls is not None else None
-        for sock in self.sockets:
-            server = await loop.create_server(
-                self._sniffer, sock=sock, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=handshake
-            )
-            self._servers.append(server)
+        if self._tls is not None:
+            limit = self._settings.header_timeout
+            port = TlsPort(self._tls, limit, self._flusher, self._opened, self._shaken, self._gone)
+            for sock in self.sockets:
+                port.listen(sock, BACKLOG)
+            self._servers.append(port)
+        else:
+            for sock in self.sockets:
+                self._servers.append(await loop.create_server(self._sniffer, sock=sock, backlog=BACKLOG))
         self.address = f"unix:{self._path}" if self._path else shown(self._host, self.port)
 
     def deafen(self) -> None:
@@ -129,8 +131,6 @@ class Listener:
         self.deafen()
         for conn in list(self._served):
             conn.go_away()
-        if self._tls is not None and grace > 0:
-            await asyncio.sleep(min(grace, _HANDSHAKES))
         await self._wait_until_empty(min(grace, last_request))
         for conn in list(self._served):
             conn.close_idle()
@@ -153,12 +153,16 @@ class Listener:
     def _sniffer(self) -> Sniffer:
         return Sniffer(self._settings, self._flusher, self._opened, self._decided, self._gone)
 
-    def _opened(self, sniffer: Sniffer) -> bool:
+    def _shaken(self, handshake: Handshake) -> Sniffer:
+        self._served.discard(handshake)
+        return self._sniffer()
+
+    def _opened(self, conn: Served) -> bool:
         counters = self._flusher.counters
         if self._closing or len(self._served) >= self._settings.max_connections_served:
             counters.count("closing" if self._closing else "max_connections")
             return False
-        self._served.add(sniffer)
+        self._served.add(conn)
         return True
 
     def _decided(self, sniffer: Sniffer, http2: bool) -> asyncio.Protocol:

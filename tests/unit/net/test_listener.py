@@ -203,7 +203,7 @@ async def test_a_tls_port_drops_what_is_not_tls(tmp_path: Path):
                 client.send(data)
                 with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                     await client.reader.readexactly(100)
-        assert listener.connections == 0
+        await until(lambda: listener.connections == 0)
 
 
 async def test_a_name_with_two_addresses_is_served_on_both_with_one_port():
