@@ -3,9 +3,11 @@
     python loadtest/bench_hop.py [--seconds 1] [--rounds 3] [--only unary,bulk,paced,size] [--json]
 
 One client and canned nodes at the speed of the network layer; between them nothing (``direct``), the router, or a
-peer. Figures are medians over the rounds; CPU is user and system time of the hop's processes. Client, hop and nodes
-share the machine: compare within one table, and trust CPU first, it depends least on what else runs. Peers that are
-not installed are left out with a line that says so; ``--install-peers`` installs Envoy into an environment of its own.
+peer. In each round another target begins, each after a moment of load that is not measured. Figures are medians over
+the rounds; CPU is user and system time of the hop's processes. Client, hop and nodes share the machine: compare within
+one table, and trust CPU first, it depends least on what else runs. Peers that are not installed are left out with a
+line that says so (``--install-peers`` installs Envoy into an environment of its own), and so is what does not fit into
+``--budget`` seconds.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from loadtest import hop_size, peers
 from loadtest.figures import Aim, Table, Target, ratio, show
-from loadtest.hop_client import HopClient, quantile
-from loadtest.hop_paced import messages, paced
-from loadtest.peers_setup import find, install_all, missing
+from loadtest.hop_client import HopClient, Sample, quantile
+from loadtest.hop_paced import SETTLE, messages, paced
+from loadtest.peers_setup import find, install_all, missing, versions
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds
+from loadtest.rounds import WARM_LAP, Budget, turns
 
 PEERS = ("nginx", "envoy", "grpc.aio")
 SECTIONS = ("unary", "bulk", "paced", "size")
@@ -35,6 +38,8 @@ BULK_STREAMS, BULK_MESSAGES = 16, 64
 PACE = 0.025  # seconds between messages: 40 a second, a fast model's tokens
 _WARM_UP = 300
 _ENDLESS = 1 << 60
+BUDGET = 345.0
+_SIZE_TAKES = 40.0  # about, on a quiet machine, without the rounds
 
 _CALLS = ("p50_ms", "p99_ms", "added_p50_ms", "calls_per_second", "cpu_us_per_call", "errors")
 _BULK = ("messages_per_second", "cpu_us_per_message", "errors")
@@ -78,7 +83,9 @@ async def _close(clients: Sequence[HopClient]) -> None:
         await client.close()
 
 
-async def closed_loops(targets: list[Target], sections: Sequence[str], seconds: float, rounds: int) -> list[Table]:
+async def closed_loops(
+    targets: list[Target], sections: Sequence[str], seconds: float, rounds: int, budget: Budget
+) -> list[Table]:
     """Unary calls at each number in flight, and streams as fast as they go."""
     calls = Table("Unary calls, closed loop", _CALLS)
     bulk = Table(f"Bulk: {BULK_STREAMS} streams of {BULK_MESSAGES} messages at a time", _BULK)
@@ -86,47 +93,52 @@ async def closed_loops(targets: list[Target], sections: Sequence[str], seconds: 
     pairs = list(zip(targets, clients, strict=True))
     try:
         for in_flight in IN_FLIGHT if "unary" in sections else ():
-            for _ in range(rounds):
-                for target, client in pairs:
-                    used = cpu_seconds(target.pids)
-                    sample = await client.load(_ENDLESS, in_flight, seconds=seconds)
-                    used = cpu_seconds(target.pids) - used
-                    done = len(sample.latencies)
-                    calls.add(
-                        f"{in_flight} in flight",
-                        target.name,
-                        p50_ms=quantile(sample.latencies, 0.50) * 1e3,
-                        p99_ms=quantile(sample.latencies, 0.99) * 1e3,
-                        calls_per_second=sample.rate,
-                        cpu_us_per_call=used / done * 1e6 if done and target.pids else float("nan"),
-                        errors=float(sample.errors),
-                    )
-        for _ in range(rounds if "bulk" in sections else 0):
-            for target, client in pairs:
-                used = cpu_seconds(target.pids)
-                sample = await client.load(_ENDLESS, BULK_STREAMS, stream=True, seconds=seconds)
-                used = cpu_seconds(target.pids) - used
-                came = len(sample.latencies) * BULK_MESSAGES
-                bulk.add(
-                    "bulk",
+            name = f"{in_flight} in flight"
+            for target, client in turns(pairs, rounds, budget, name, WARM_LAP + seconds):
+                sample, used = await _round(target, client, in_flight, seconds, stream=False)
+                done = len(sample.latencies)
+                calls.add(
+                    name,
                     target.name,
-                    messages_per_second=came / sample.seconds,
-                    cpu_us_per_message=used / came * 1e6 if came and target.pids else float("nan"),
+                    p50_ms=quantile(sample.latencies, 0.50) * 1e3,
+                    p99_ms=quantile(sample.latencies, 0.99) * 1e3,
+                    calls_per_second=sample.rate,
+                    cpu_us_per_call=used / done * 1e6 if done and target.pids else float("nan"),
                     errors=float(sample.errors),
                 )
+        for target, client in turns(pairs, rounds if "bulk" in sections else 0, budget, "bulk", WARM_LAP + seconds):
+            sample, used = await _round(target, client, BULK_STREAMS, seconds, stream=True)
+            came = len(sample.latencies) * BULK_MESSAGES
+            bulk.add(
+                "bulk",
+                target.name,
+                messages_per_second=came / sample.seconds,
+                cpu_us_per_message=used / came * 1e6 if came and target.pids else float("nan"),
+                errors=float(sample.errors),
+            )
     finally:
         await _close(clients)
     return [t for t in (calls, bulk) if t.cells]
 
 
-async def paced_streams(targets: list[Target], streams: int, seconds: float, rounds: int) -> Table:
-    """Streams at the pace of a model."""
+async def _round(
+    target: Target, client: HopClient, in_flight: int, seconds: float, stream: bool
+) -> tuple[Sample, float]:
+    """One round of one target, after a lap that is not measured; and the CPU seconds that it took."""
+    await client.load(_ENDLESS, in_flight, stream=stream, seconds=WARM_LAP)
+    used = cpu_seconds(target.pids)
+    sample = await client.load(_ENDLESS, in_flight, stream=stream, seconds=seconds)
+    return sample, cpu_seconds(target.pids) - used
+
+
+async def paced_streams(targets: list[Target], streams: int, seconds: float, rounds: int, budget: Budget) -> Table:
+    """Streams at the pace of a model; they settle before anything is counted."""
     table = Table(f"{streams} streams at {1 / PACE:.0f} messages/s each", _PACED)
     clients = await _connect(targets, 0)
     try:
-        for _ in range(rounds):
-            for target, client in zip(targets, clients, strict=True):
-                table.add("paced", target.name, **await paced(client, target.pids, streams, seconds))
+        pairs = list(zip(targets, clients, strict=True))
+        for target, client in turns(pairs, rounds, budget, "paced", SETTLE + seconds):
+            table.add("paced", target.name, **await paced(client, target.pids, streams, seconds))
     finally:
         await _close(clients)
     return table
@@ -171,6 +183,7 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=1000, help="nodes, streams and connections of the larger case")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections to run, with commas")
     parser.add_argument("--peers", default=",".join(PEERS), help="peers to run, with commas; empty for none")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all of it, about")
     parser.add_argument("--install-peers", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -178,8 +191,13 @@ def main() -> None:
     for given, known, flag in ((sections, SECTIONS, "--only"), (wanted, PEERS, "--peers")):
         if unknown := set(given) - set(known):
             parser.error(f"{flag}: no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    if not 0 < args.seconds <= 60 or not 1 <= args.rounds <= 100 or not 1 <= args.streams <= 1000:
-        parser.error("--seconds must be up to 60, --rounds from 1 to 100, --streams from 1 to 1000")
+    if (
+        not 0 < args.seconds <= 60
+        or not 1 <= args.budget <= 86_400
+        or not 1 <= args.rounds <= 100
+        or not 1 <= args.streams <= 1000
+    ):
+        parser.error("--seconds must be up to 60, --rounds 1 to 100, --streams 1 to 1000, --budget 1 to 86400")
     if not 20 <= args.many <= 2000 or args.calls < 100:
         parser.error("--many must be from 20 to 2000, --calls 100 or more")
     if args.install_peers:
@@ -187,24 +205,25 @@ def main() -> None:
     for name in [p for p in wanted if p != "grpc.aio" and not find(p)]:
         print(missing(name), file=sys.stderr)
         wanted.remove(name)
-    load = os.getloadavg()[0]
+    load, budget = os.getloadavg()[0], Budget(args.budget)
     tables: list[Table] = []
     try:
         if "unary" in sections or "bulk" in sections:
             with Rig() as rig:
                 targets = start(rig, wanted, ["--messages", str(BULK_MESSAGES)])
-                tables += uvloop.run(closed_loops(targets, sections, args.seconds, args.rounds))
+                tables += uvloop.run(closed_loops(targets, sections, args.seconds, args.rounds, budget))
         if "paced" in sections:
             with Rig() as rig:
                 length = str(messages(PACE, args.seconds))
                 targets = start(rig, wanted, ["--pace", str(PACE), "--messages", length])
-                tables.append(uvloop.run(paced_streams(targets, args.streams, args.seconds, args.rounds)))
-        if "size" in sections:
-            tables += hop_size.run(args.seconds, args.rounds, args.calls, args.many)
+                tables.append(uvloop.run(paced_streams(targets, args.streams, args.seconds, args.rounds, budget)))
+        if "size" in sections and budget.allows("size", _SIZE_TAKES):
+            tables += hop_size.run(args.seconds, args.rounds, args.calls, args.many, budget)
     except (RigError, TimeoutError) as e:
         sys.exit(f"bench_hop: {e or 'a round did not end in time'}")
+    tables = [table for table in tables if table.cells]
     command = " ".join(["python loadtest/bench_hop.py", *sys.argv[1:]])
-    show(tables, aims(tables), load, args.json, command)
+    show(tables, aims(tables), load, args.json, command, versions([p for p in wanted if p != "grpc.aio"]))
     if failed := sum(t.errors for t in tables):
         sys.exit(f"bench_hop: {failed} calls failed")
 

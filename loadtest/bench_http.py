@@ -4,10 +4,11 @@
 
 Laya asks canned gRPC nodes, the peers (HTTP only) canned HTTP backends; ``direct`` asks such a backend itself. Answers
 are constant. Load is wrk's where it is installed. nginx, haproxy and Envoy look at no body and choose no model: they
-are the floor. Figures are medians over the rounds. Everything shares the machine: from 8 in flight on, closed loops
-measure throughput rather than latency; CPU per request depends least on what else runs. Peers that are not installed
-are left out with a line that says so; ``--install-peers`` installs the Python packages among them, each into an
-environment of its own.
+are the floor. In each round another target begins, each after a moment of load that is not measured. Figures are
+medians over the rounds. Everything shares the machine: from 8 in flight on, closed loops measure throughput rather than
+latency; CPU per request depends least on what else runs. Peers that are not installed are left out with a line that
+says so (``--install-peers`` installs the Python packages among them, each into an environment of its own), and so is
+what does not fit into ``--budget`` seconds.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from loadtest import http_load
 from loadtest.figures import Aim, Table, Target, ratio, show
 from loadtest.peers import HTTP, await_answer, package
-from loadtest.peers_setup import find, install_all, missing
+from loadtest.peers_setup import find, install_all, missing, versions
 from loadtest.rig import Rig, RigError, cpu_seconds, quiet
+from loadtest.rounds import WARM_LAP, Budget, turns
 
 BACKENDS = 2
 EVENTS = 64
+BUDGET = 345.0
 PACE, SETTLE = 0.025, 0.6
 LLM_ROUTERS = ("smg", "sglang-router", "vllm-router", "vllm-router/rr")
 _CALLS = ("p50_ms", "p99_ms", "added_p50_ms", "calls_per_second", "cpu_us_per_call", "errors")
@@ -87,55 +90,56 @@ def start(rig: Rig, wanted: Sequence[str], args: Sequence[str]) -> tuple[list[Ta
 
 
 def closed_loops(
-    targets: Sequence[Target], backends: Sequence[int], loads: Sequence[Load], seconds: float, rounds: int
+    targets: Sequence[Target],
+    backends: Sequence[int],
+    loads: Sequence[Load],
+    seconds: float,
+    rounds: int,
+    budget: Budget,
 ) -> list[Table]:
     """All closed loops.
 
-    A warm-up opens the connections to the backends. After each round the target and its backends may finish what they
-    still work on, so that it does not disturb the next one.
+    A lap that is not measured wakes the target and opens its connections to the backends. After each round the target
+    and its backends may finish what they still work on, so that it does not disturb the next one.
     """
     calls = Table("OpenAI chat completions, closed loop", _CALLS)
     streams = Table(f"SSE as fast as it goes: 64 streams of {EVENTS} events at a time", _STREAMS)
     for load in loads:
         sent = http_load.bodies(load.stream, load.large)
-        for target in targets:
-            http_load.warm_up(target.address, sent, load.in_flight)
+        for target in turns(targets, rounds, budget, load.name, WARM_LAP + seconds):
+            http_load.warm_up(target.address, sent, load.in_flight, WARM_LAP)
+            used = cpu_seconds(target.pids)
+            got = http_load.closed_loop(target.address, sent, load.in_flight, seconds)
+            used = cpu_seconds(target.pids) - used
             quiet([*target.pids, *backends])
-        for _ in range(rounds):
-            for target in targets:
-                used = cpu_seconds(target.pids)
-                got = http_load.closed_loop(target.address, sent, load.in_flight, seconds)
-                used = cpu_seconds(target.pids) - used
-                quiet([*target.pids, *backends])
-                done = got.pop("calls")
-                each = used / done * 1e6 if done and target.pids else float("nan")
-                if load.stream:
-                    streams.add(
-                        load.name,
-                        target.name,
-                        chunks_per_second=got["calls_per_second"] * EVENTS,
-                        streams_per_second=got["calls_per_second"],
-                        cpu_us_per_chunk=each / EVENTS,
-                        errors=got["errors"],
-                    )
-                else:
-                    calls.add(load.name, target.name, cpu_us_per_call=each, **got)
+            done = got.pop("calls")
+            each = used / done * 1e6 if done and target.pids else float("nan")
+            if load.stream:
+                streams.add(
+                    load.name,
+                    target.name,
+                    chunks_per_second=got["calls_per_second"] * EVENTS,
+                    streams_per_second=got["calls_per_second"],
+                    cpu_us_per_chunk=each / EVENTS,
+                    errors=got["errors"],
+                )
+            else:
+                calls.add(load.name, target.name, cpu_us_per_call=each, **got)
     return [t for t in (calls, streams) if t.cells]
 
 
-async def paced_streams(targets: Sequence[Target], streams: int, seconds: float, rounds: int) -> Table:
-    """SSE at the pace of a model."""
+async def paced_streams(targets: Sequence[Target], streams: int, seconds: float, rounds: int, budget: Budget) -> Table:
+    """SSE at the pace of a model; streams settle before anything is counted."""
     table = Table(f"{streams} SSE streams at {1 / PACE:.0f} events/s each", _PACED)
-    for _ in range(rounds):
-        for target in targets:
+    for target in turns(targets, rounds, budget, "paced", SETTLE + seconds):
 
-            def used(pids: Sequence[int] = target.pids) -> float:
-                return cpu_seconds(pids)
+        def used(pids: Sequence[int] = target.pids) -> float:
+            return cpu_seconds(pids)
 
-            got = await http_load.paced(target.address, streams, SETTLE, seconds, used)
-            if not target.pids:
-                got["cpu_us_per_chunk"] = float("nan")
-            table.add("paced", target.name, **got)
+        got = await http_load.paced(target.address, streams, SETTLE, seconds, used)
+        if not target.pids:
+            got["cpu_us_per_chunk"] = float("nan")
+        table.add("paced", target.name, **got)
     return table
 
 
@@ -178,6 +182,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64, help="paced streams at once")
     parser.add_argument("--only", default=",".join(SECTIONS), help="loads to run, with commas")
     parser.add_argument("--peers", default=",".join(HTTP), help="peers to run, with commas; empty for none")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all of it, about")
     parser.add_argument("--install-peers", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -187,29 +192,32 @@ def main() -> None:
             parser.error(f"{flag}: no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not 0 < args.seconds <= 60 or not 1 <= args.rounds <= 100 or not 1 <= args.streams <= 1000:
         parser.error("--seconds must be up to 60, --rounds from 1 to 100, --streams from 1 to 1000")
+    if not 1 <= args.budget <= 86_400:
+        parser.error("--budget must be from 1 to 86400")
     if args.install_peers:
         install_all(sorted({package(p) for p in wanted}))
     for name in dict.fromkeys(package(p) for p in (*wanted, "wrk")):
         if not find(name):
             print(missing(name), file=sys.stderr)
     wanted = [p for p in wanted if find(package(p))]
-    load = os.getloadavg()[0]
+    load, budget = os.getloadavg()[0], Budget(args.budget)
     tables: list[Table] = []
     try:
         loads = [LOADS[s] for s in sections if s in LOADS]
         if loads:
             with Rig() as rig:
                 targets, backends = start(rig, wanted, ["--messages", str(EVENTS)])
-                tables += closed_loops(targets, backends, loads, args.seconds, args.rounds)
-        if "paced" in sections:
+                tables += closed_loops(targets, backends, loads, args.seconds, args.rounds, budget)
+        if "paced" in sections and budget.allows("paced", SETTLE + args.seconds):
             with Rig() as rig:
                 length = int((SETTLE + args.seconds + 0.6) / PACE)
                 targets, _ = start(rig, wanted, ["--pace", str(PACE), "--messages", str(length)])
-                tables.append(uvloop.run(paced_streams(targets, args.streams, args.seconds, args.rounds)))
+                paced = paced_streams(targets, args.streams, args.seconds, args.rounds, budget)
+                tables += [table for table in [uvloop.run(paced)] if table.cells]
     except (RigError, OSError) as e:  # TimeoutError is one
         sys.exit(f"bench_http: {e or 'a round did not end in time'}")
     command = " ".join(["python loadtest/bench_http.py", *sys.argv[1:]])
-    show(tables, aims(tables), load, args.json, command)
+    show(tables, aims(tables), load, args.json, command, versions([*wanted, *(["wrk"] if find("wrk") else [])]))
     if failed := sum(t.errors for t in tables):
         sys.exit(f"bench_http: {failed} calls failed")
 

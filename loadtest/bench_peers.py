@@ -5,6 +5,7 @@
 ``scheduling`` sends the plans of ``laya bench`` (shared prefixes, a burst, one slow node, one node dying) through each
 router to simulated nodes. Laya speaks gRPC to them; the others speak HTTP to the nodes' own port. No session name is
 sent: every router sees the prompts only. ``overhead`` is a short form of bench_http.py: closed loops on canned nodes.
+In each round another router begins, each after a moment of load that is not measured.
 nginx, haproxy and Envoy (least connections) know nothing of models: they are the floor. Peers that are not installed
 are left out; ``--install-peers`` installs the Python packages among them. All of it keeps within ``--budget`` seconds:
 what does not fit is left out and said.
@@ -37,8 +38,9 @@ from loadtest.bench.watch import Watched, page
 from loadtest.bench.work import Asked, body, requests
 from loadtest.figures import Aim, Table, Target, ratio, show
 from loadtest.peers import ALL, await_answer, package
-from loadtest.peers_setup import find, install_all, missing
+from loadtest.peers_setup import find, install_all, missing, versions
 from loadtest.rig import Rig, RigError, quiet
+from loadtest.rounds import WARM_LAP, Budget
 from shared.tasks import cancel_all
 
 SCENARIOS = ("prefix", "burst", "slow-node", "dying-node")
@@ -50,6 +52,7 @@ _COLUMNS = (
 )  # fmt: skip
 _OVERHEAD = ("1", "64")
 _PATIENCE = 10.0
+_WARM_CLIENTS, _WARM_LIMIT = 4, 5.0
 _MODEL = "sim"
 _NO_TOKEN = {"LAYA_SERVER__CLUSTER_TOKEN": ""}
 _HEADING = """## Beside other routers, before the same nodes
@@ -81,10 +84,23 @@ def targets_of(rig: Rig, wanted: Sequence[str], nodes: Sequence[str]) -> tuple[l
     return targets, admin
 
 
+async def warm_lap(client: Client) -> None:
+    """A moment of short requests that nobody counts: the router slept while the others had their turn."""
+    short = body(Asked(0.0, "", "hello", 1, 1), _MODEL)
+    until = time.perf_counter() + WARM_LAP
+
+    async def work() -> None:
+        while time.perf_counter() < until:
+            await client.ask(short, limit=_WARM_LIMIT)
+
+    await asyncio.gather(*(work() for _ in range(_WARM_CLIENTS)))
+
+
 async def one_run(own: Own, target: Target, plan: Plan, number: int) -> dict[str, float]:
     """The figures of one round through one router; every router gets the same requests, in words of its own."""
     asked = await asyncio.to_thread(requests, plan, number, f"{target.name} {number}", 2.0)
     client = Client(target.address)
+    await warm_lap(client)
     death = asyncio.create_task(own.kill_one(plan.nodes)) if plan.nodes.kill else None
     try:
         driven = await drive(client, asked, plan, _MODEL, time.perf_counter() + plan.seconds + plan.patience)
@@ -124,7 +140,7 @@ async def rounds_of(
     for number in range(rounds):
         first = number % len(targets)
         for target in (*targets[first:], *targets[:first]):
-            if time.monotonic() + plan.seconds > deadline:
+            if time.monotonic() + WARM_LAP + plan.seconds > deadline:
                 raise Left
             table.add(plan.name, target.name, **await one_run(own, target, plan, seed + number))
             if plan.nodes.kill:
@@ -157,12 +173,10 @@ def scheduling(
 
 def overhead(wanted: Sequence[str], rounds: int, deadline: float) -> list[Table]:
     """Closed loops on canned nodes."""
-    if time.monotonic() > deadline:
-        print("overhead: the budget is used up, left out", file=sys.stderr)
-        return []
+    budget = Budget(deadline - time.monotonic())
     with Rig() as rig:
         targets, backends = bench_http.start(rig, wanted, ["--messages", str(bench_http.EVENTS)])
-        return bench_http.closed_loops(targets, backends, [bench_http.LOADS[k] for k in _OVERHEAD], 1.0, rounds)
+        return bench_http.closed_loops(targets, backends, [bench_http.LOADS[k] for k in _OVERHEAD], 1.0, rounds, budget)
 
 
 def aims(table: Table) -> list[Aim]:
@@ -208,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     tables = [t for t in tables if t.cells]
     if not args.json:
         print(_HEADING)
-    show(tables, goals, load, args.json, " ".join(["python -m loadtest.bench_peers", *(argv or sys.argv[1:])]))
+    command = " ".join(["python -m loadtest.bench_peers", *(argv or sys.argv[1:])])
+    show(tables, goals, load, args.json, command, versions(wanted))
     if not tables:
         sys.exit("bench_peers: the budget allowed nothing")
 

@@ -1,12 +1,12 @@
 """What the router takes from real vLLM: two nodes asked through the router, beside the same two nodes asked directly.
 
-    python -m loadtest.bench_vllm [--rounds 6] [--probes 100] [--budget 340] [--json]
+    python -m loadtest.bench_vllm [--rounds 16] [--probes 100] [--budget 570] [--json]
 
 Both ways end in the same two vLLM servers with the demo model: directly by HTTP at the nodes' own port, or through a
 router that speaks gRPC to them. Time to first token is taken from single requests that go the two ways in turns;
-throughput from a fixed piece of work for eight clients at a time, in rounds that take turns. Every prompt is new, so no
-cache helps. Router and clients share the cores with the engines. Exit code 1 when an aim is missed, 6 when the budget
-cut it short.
+throughput from a fixed piece of work for eight clients at a time, in rounds that take turns, each after a short piece
+that is not measured. Every prompt is new, so no cache helps. Router and clients share the cores with the engines. Exit
+code 1 when an aim is missed, 6 when the budget cut it short.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import uvloop
@@ -131,6 +132,7 @@ async def measure(direct: Side, routed: Side, rounds: int, probes: int, deadline
             break
         rates = {}
         for side in (direct, routed) if number % 2 == 0 else (routed, direct):
+            await side.work(CLIENTS, 2)
             rates[side.name], failed = await side.work(EACH, OUTPUT)
             found.errors += failed
         found.tokens.append((rates[direct.name], rates[routed.name]))
@@ -175,15 +177,16 @@ def table(found: Measured) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def report(found: Measured, command: str, load: float) -> str:
-    """The table with its command, its date, and the aims."""
+def report(found: Measured, command: str, load: float, engine: str = "") -> str:
+    """The table with its command, its date, and the aims. ``engine`` names it, with its version."""
     facts = about(load)
     added, loss = found.added_ms(), found.loss()
     return "\n".join(
         (
             "## Real vLLM, through the router and directly\n",
-            f"`{command}`, {facts['date']}, {facts['cores']} cores, hot path {facts['hot_path']}, load average "
-            f"{facts['load_before']} before and {facts['load_after']} after; {found.errors} errors\n",
+            f"`{command}`, {facts['date']}, commit {facts['commit']}, {facts['cores']} cores, hot path "
+            f"{facts['hot_path']}, load average {facts['load_before']} before and {facts['load_after']} after"
+            f"{engine and '; ' + engine}; {found.errors} errors\n",
             table(found),
             "",
             f"* {_verdict('throughput lost, %', loss, MOST_LOSS)}",
@@ -203,9 +206,9 @@ def _verdict(what: str, value: Interval, limit: float) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="pairs of rounds of throughput")
+    parser.add_argument("--rounds", type=int, default=16, help="pairs of rounds of throughput")
     parser.add_argument("--probes", type=int, default=100, help="pairs of single requests")
-    parser.add_argument("--budget", type=float, default=340.0, help="seconds for all of it, the nodes' start included")
+    parser.add_argument("--budget", type=float, default=570.0, help="seconds for all of it, the nodes' start included")
     parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm", help="sim tries the command itself")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
@@ -221,11 +224,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench_vllm: {error}", file=sys.stderr)
         return 4
     command = " ".join(["python -m loadtest.bench_vllm", *(argv if argv is not None else sys.argv[1:])]).strip()
+    engine = f"vllm {metadata.version('vllm')}" if args.engine == "vllm" else "simulated nodes"
     if args.json:
         figures = {"ttft_ms": found.ttft_ms, "tokens": found.tokens, "errors": found.errors, "cut": found.cut}
-        print(json.dumps({**about(load), "command": command, **figures}))
+        print(json.dumps({**about(load), "command": command, "engine": engine, **figures}))
     else:
-        print(report(found, command, load))
+        print(report(found, command, load, engine))
     if found.cut:
         print(f"bench_vllm: the budget of {args.budget:g} s was used up before all rounds", file=sys.stderr)
         return 6

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from loadtest.bench.target import commit
 from shared.compiled import compiled
 
 Row = dict[str, object]
@@ -116,6 +117,7 @@ def shown(value: object) -> str:
 def about(load_before: float) -> dict[str, object]:
     """When and on what: the load average says how far to trust a table."""
     return {
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": os.cpu_count(),
         "hot_path": "compiled" if compiled() else "plain",
@@ -124,15 +126,27 @@ def about(load_before: float) -> dict[str, object]:
     }
 
 
-def show(tables: Sequence[Table], aims: Sequence[Aim], load_before: float, as_json: bool, command: str) -> None:
-    """Print everything, for people or for scripts."""
+def show(
+    tables: Sequence[Table],
+    aims: Sequence[Aim],
+    load_before: float,
+    as_json: bool,
+    command: str,
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Print everything, for people (Markdown that can stand in the documentation) or for scripts.
+
+    ``versions`` are those of what Laya was compared with.
+    """
     facts = about(load_before)
+    others = versions or {}
     if as_json:
         print(
             json.dumps(
                 {
                     **facts,
                     "command": command,
+                    "versions": others,
                     "tables": {t.title: t.rows() for t in tables},
                     "aims": [a.text for a in aims],
                 }
@@ -140,7 +154,9 @@ def show(tables: Sequence[Table], aims: Sequence[Aim], load_before: float, as_js
         )
         return
     load = f"load average {facts['load_before']} before and {facts['load_after']} after"
-    print(f"`{command}`, {facts['date']}, {facts['cores']} cores, hot path {facts['hot_path']}, {load}\n")
+    said = "".join(f"; {name} {version}" for name, version in others.items())
+    machine = f"{facts['cores']} cores, hot path {facts['hot_path']}, {load}"
+    print(f"`{command}`, {facts['date']}, commit {facts['commit']}, {machine}{said}\n")
     for table in tables:
         print(table.text() + "\n")
     for aim in aims:

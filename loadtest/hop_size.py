@@ -18,6 +18,7 @@ from loadtest.figures import Table, Target
 from loadtest.hop_client import HopClient, quantile
 from loadtest.hop_paced import Count, Paced
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds, rss_bytes
+from loadtest.rounds import WARM_LAP, Budget, turns
 
 FEW = 10
 IN_FLIGHT = 8
@@ -32,7 +33,7 @@ _GROWTH = ("cpu_us_per_call", "p50_ms", "idle_cpu_percent", "errors")
 _REQUEST = b"GET /healthz HTTP/1.1\r\nhost: bench\r\n\r\n"
 
 
-def run(seconds: float, rounds: int, calls: int, many: int) -> list[Table]:
+def run(seconds: float, rounds: int, calls: int, many: int, budget: Budget) -> list[Table]:
     """Both tables: sizes, and cost against number. Every figure of memory is that of a fresh router."""
     sizes = Table("Memory of one router worker", _SIZE)
     growth = Table(f"Cost against number, unary calls, {IN_FLIGHT} in flight", _GROWTH)
@@ -59,7 +60,7 @@ def run(seconds: float, rounds: int, calls: int, many: int) -> list[Table]:
             _case(rig, f"{many} open streams", nodes, many, FEW),
             _case(rig, f"{many} connections", nodes, FEW, many),
         ]
-        uvloop.run(_compare(growth, cases, seconds, rounds))
+        uvloop.run(_compare(growth, cases, seconds, rounds, budget))
     return [sizes, growth]
 
 
@@ -133,7 +134,7 @@ def _idle_http1(table: Table, router: str, pid: int, many: int) -> None:
     table.add("idle HTTP/1.1 connection in clear, KiB", "laya", value=each / _KIB, errors=0.0)
 
 
-async def _compare(table: Table, cases: Sequence[Case], seconds: float, rounds: int) -> None:
+async def _compare(table: Table, cases: Sequence[Case], seconds: float, rounds: int, budget: Budget) -> None:
     held: list[HopClient] = []
     clients: list[HopClient] = []
     try:
@@ -145,9 +146,9 @@ async def _compare(table: Table, cases: Sequence[Case], seconds: float, rounds: 
             clients.append(client)
             await client.connect()
             await client.load(300, IN_FLIGHT)
-        for _ in range(rounds):
-            for case, client in zip(cases, clients, strict=True):
-                await _round(table, case.target, client, seconds)
+        pairs = list(zip(cases, clients, strict=True))
+        for case, client in turns(pairs, rounds, budget, "growth", WARM_LAP + 2 * seconds):
+            await _round(table, case.target, client, seconds)
     finally:
         await asyncio.gather(*(c.close() for c in (*clients, *held)))
 
@@ -157,6 +158,7 @@ async def _round(table: Table, target: Target, client: HopClient, seconds: float
     used = cpu_seconds(target.pids)
     await asyncio.sleep(seconds)
     idle = (cpu_seconds(target.pids) - used) / seconds
+    await client.load(1 << 60, IN_FLIGHT, seconds=WARM_LAP)
     used = cpu_seconds(target.pids)
     sample = await client.load(1 << 60, IN_FLIGHT, seconds=seconds)
     used = cpu_seconds(target.pids) - used

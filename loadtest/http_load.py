@@ -21,7 +21,6 @@ from loadtest.rig import MODEL, RigError
 
 PATH = "/v1/chat/completions"
 _LIMIT = 60.0  # seconds after which an answer is missing
-_WARM_UP = 0.2
 _WORDS = ("router", "cache", "token", "stream", "prefix", "memory", "layer", "batch", "queue", "weight")
 _LARGE = 16 << 10
 _SHARED = 4 << 10
@@ -74,9 +73,9 @@ def closed_loop(address: str, sent: list[bytes], in_flight: int, seconds: float)
     return _wrk(address, sent, in_flight, seconds)
 
 
-def warm_up(address: str, sent: list[bytes], in_flight: int) -> None:
+def warm_up(address: str, sent: list[bytes], in_flight: int, seconds: float) -> None:
     """A short closed loop that nobody counts."""
-    asyncio.run(own_loop(address, sent, in_flight, _WARM_UP))
+    asyncio.run(own_loop(address, sent, in_flight, seconds))
 
 
 def _wrk(address: str, sent: list[bytes], in_flight: int, seconds: float) -> dict[str, float]:

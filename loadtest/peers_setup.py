@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 # Pinned, so that tables of different days speak of the same programs.
@@ -45,6 +47,30 @@ def find(name: str) -> str | None:
     # Debian puts servers where a plain user's PATH does not look.
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     return shutil.which(name, path=path)
+
+
+def version(name: str) -> str:
+    """What is installed of a peer, "unknown" where it does not say."""
+    site = next((folder() / name / "lib").glob("python3*/site-packages"), None)
+    if site is not None and name in PACKAGES:
+        package = re.split(r"[\[=]", PACKAGES[name], maxsplit=1)[0]
+        for one in metadata.distributions(name=package, path=[str(site)]):
+            return one.version
+    command = find(name)
+    if command is None:
+        return "unknown"
+    try:
+        flag = "--version" if name in PACKAGES else "-v"
+        said = subprocess.run([command, flag], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    found = re.search(r"\d+\.\d+[\w.+-]*", said.stdout + said.stderr)
+    return found[0] if found else "unknown"
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Those of peers by name; ``vllm-router/rr`` is vllm-router."""
+    return {name: version(name) for name in dict.fromkeys(one.partition("/")[0] for one in names)}
 
 
 def missing(name: str) -> str:
