@@ -135,7 +135,7 @@ class RouteSide:
         return snapshot
 
     def _troubles(self) -> list[str]:
-        return [part.trouble for part in (self._saver, self._watch) if part is not None and part.trouble]
+        return [part.trouble for part in (self._store, self._saver, self._watch) if part is not None and part.trouble]
 
 
 def _written(config: Config) -> dict[str, Rule]:

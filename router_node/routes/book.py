@@ -60,9 +60,13 @@ _encode_ops: Final = msgspec.json.Encoder(order="deterministic").encode
 class Book:
     """One version of the table. Never changed."""
 
-    __slots__ = ("digest", "lineage", "number", "rules")
+    __slots__ = ("digest", "lineage", "number", "partial", "rules")
 
-    def __init__(self, lineage: str, number: int, digest: str, rules: Mapping[str, Rule]) -> None:
+    def __init__(
+        self, lineage: str, number: int, digest: str, rules: Mapping[str, Rule], *, partial: bool = False
+    ) -> None:
+        self.partial = partial
+        """Some of its rules could not be read: good enough to go by, and not to be kept or told to others."""
         self.lineage = lineage
         self.number = number
         self.digest = digest
@@ -118,7 +122,8 @@ class Book:
         """The version that a change makes of this one. Raises RouteError when it is not of this one."""
         if change.number != self.number + 1 or change.digest != chained(self.digest, change.ops):
             raise RouteError(f"change {change.number} does not follow version {self.number}")
-        return Book(self.lineage, change.number, change.digest, applied(self.rules, change.ops))
+        rules = applied(self.rules, change.ops)
+        return Book(self.lineage, change.number, change.digest, rules, partial=self.partial)
 
     def replacing(self, rules: Iterable[Rule]) -> list[Op]:
         """The operations that make these rules all there are. Raises RouteError for a name that comes twice."""

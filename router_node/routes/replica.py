@@ -29,6 +29,7 @@ from router_node.routes.desk import Keeper, moved
 from router_node.routes.manager import HISTORY, RouteManager
 from router_node.routes.rules import RouteError, Rule
 from router_node.routes.wire import (
+    FIELDS,
     LOG_LENGTH,
     Head,
     Seal,
@@ -108,6 +109,13 @@ class Replica(Keeper):
     async def close(self) -> None:
         """Stop."""
         await cancel_all([self._task])
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the rules that were read, one sentence, or ""."""
+        if not self._manager.book.partial:
+            return ""
+        return "some routes in the store cannot be read here: is server.cluster_token that of the other routers?"
 
     # An operator's changes
 
@@ -298,6 +306,8 @@ class Replica(Keeper):
         event(log, logging.INFO, "routes_begun", lineage=book.lineage, routes=len(rules))
 
     async def _reseed(self, client: Redis, book: Book) -> None:
+        if book.partial:
+            raise StoreTrouble("it has lost them, and this router could not read all there were: another must help")
         answer = await self._seeded(client, book, int(SETTLE * 1000))
         if answer[0] == "ok":
             self.reseeds += 1
@@ -352,7 +362,7 @@ class Replica(Keeper):
 
     async def _head(self, client: Redis) -> Head | None:
         async with asyncio.timeout(self._op_timeout):
-            values: Any = await client.hmget(self._keys.head, ["format", "lineage", "number", "digest"])
+            values: Any = await client.hmget(self._keys.head, FIELDS)
         return read_head(values)
 
     # State

@@ -82,8 +82,9 @@ class Saver:
 
     def heard(self, book: Book, changes: Sequence[Change] | None) -> None:
         """See RouteManager.listeners."""
-        self._book = book
-        self._news.set()
+        if not book.partial:  # else what is in the file already is worth more
+            self._book = book
+            self._news.set()
 
     def start(self) -> None:
         """Begin to write; needs a running loop."""

@@ -38,10 +38,12 @@ if head[5] then
   if left > 0 and left < 60000 then return {'settling', left} end
 end
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[8], ARGV[5] .. '-0', 'change', ARGV[7])
+local more = 0
 for at = 9, #ARGV, 3 do
-  if ARGV[at] == 'put' then redis.call('HSET', KEYS[2], ARGV[at + 1], ARGV[at + 2])
-  else redis.call('HDEL', KEYS[2], ARGV[at + 1]) end
+  if ARGV[at] == 'put' then more = more + redis.call('HSET', KEYS[2], ARGV[at + 1], ARGV[at + 2])
+  else more = more - redis.call('HDEL', KEYS[2], ARGV[at + 1]) end
 end
+if redis.call('HEXISTS', KEYS[1], 'rules') == 1 then redis.call('HINCRBY', KEYS[1], 'rules', more) end
 redis.call('HSET', KEYS[1], 'number', ARGV[5], 'digest', ARGV[6])
 redis.call('HDEL', KEYS[1], 'settles')
 return {'ok'}
@@ -59,7 +61,8 @@ if head[2] then
   if head[2] ~= ARGV[2] or tonumber(head[3]) >= tonumber(ARGV[3]) then return {'moved', head[2], head[3]} end
 end
 redis.call('DEL', KEYS[2], KEYS[3])
-redis.call('HSET', KEYS[1], 'format', ARGV[1], 'lineage', ARGV[2], 'number', ARGV[3], 'digest', ARGV[4])
+redis.call('HSET', KEYS[1], 'format', ARGV[1], 'lineage', ARGV[2], 'number', ARGV[3], 'digest', ARGV[4],
+  'rules', (#ARGV - 5) / 2)
 if tonumber(ARGV[5]) > 0 then redis.call('HSET', KEYS[1], 'settles', string.format('%d', milliseconds() + ARGV[5]))
 else redis.call('HDEL', KEYS[1], 'settles') end
 for at = 6, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1]) end
@@ -74,7 +77,7 @@ LOAD: Final = (
     + """
 return {
   'ok',
-  redis.call('HMGET', KEYS[1], 'format', 'lineage', 'number', 'digest'),
+  redis.call('HMGET', KEYS[1], 'format', 'lineage', 'number', 'digest', 'rules'),
   redis.call('HGETALL', KEYS[2]),
   redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', ARGV[1])
 }

@@ -1,6 +1,6 @@
 """How the table lies in the store: keys, and values that say whose they are. Pure: no I/O, no clock.
 
-``laya:{cluster}:routes:head`` is a hash with format, lineage, number and digest of the newest version;
+``laya:{cluster}:routes:head`` is a hash with format, lineage, number, digest and count of rules of the newest version;
 ``…:table`` a hash of all its rules by name; ``…:log`` a stream of the changes, whose entries have the version's number
 for an id, so that a gap cannot go unseen. A rule or a change is ``hex(HMAC-SHA256) + "\\n" + JSON``, signed with the
 cluster token as registrations are: who can write to the store but does not know the token cannot route a request.
@@ -19,6 +19,7 @@ from router_node.routes.book import FORMAT, Book, Change
 from router_node.routes.rules import RouteError, Rule, encode, from_json
 
 MAX_ENTRY: Final = 8 << 20  # bytes of one change
+FIELDS: Final = ("format", "lineage", "number", "digest", "rules")  # of the head
 LOG_LENGTH: Final = 1000  # changes that the store keeps, about
 _SIGNATURE: Final = 64  # hex digits
 _CONTEXT: Final = b"laya routes 1\0"
@@ -39,6 +40,7 @@ class Head(NamedTuple):
     lineage: str
     number: int
     digest: str
+    rules: int = 0  # how many there are at least
 
 
 class Seal:
@@ -112,7 +114,7 @@ def number_of(entry: bytes) -> int:
 
 
 def read_head(values: Sequence[bytes | None]) -> Head | None:
-    """The head from its four fields, None where there is none. Raises RouteError for one that makes no sense."""
+    """The head from its ``FIELDS``, None where there is none. Raises RouteError for one that makes no sense."""
     if all(value is None for value in values):
         return None
     known, lineage, number, digest = ((value or b"").decode("ascii", "replace") for value in values[:4])
@@ -123,7 +125,8 @@ def read_head(values: Sequence[bytes | None]) -> Head | None:
         )
     if not lineage or not number.isdigit():
         raise RouteError("the head of the routes in the store makes no sense: something else wrote it")
-    return Head(known, lineage, int(number), digest)
+    rules = (values[4] or b"") if len(values) > 4 else b""
+    return Head(known, lineage, int(number), digest, int(rules) if rules.isdigit() else 0)
 
 
 def read_table(seal: Seal, head: Head, stored: Mapping[bytes, bytes]) -> tuple[Book, list[str]]:
@@ -136,4 +139,4 @@ def read_table(seal: Seal, head: Head, stored: Mapping[bytes, bytes]) -> tuple[B
             rules[name] = seal.read_rule(name, stored[raw_name])
         except RouteError as error:
             odd.append(f"route {name[:128]!r} in the store was left out: {error}")
-    return Book(head.lineage, head.number, head.digest, rules), odd
+    return Book(head.lineage, head.number, head.digest, rules, partial=len(rules) < head.rules), odd

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from router_node.routes import replica as module
+from router_node.routes.saved import Saver
 from router_node.routes.wire import keys_of
 from shared.errors import LayaError
 from tests.support.ports import until
@@ -191,6 +193,39 @@ async def test_a_rule_that_is_not_ours_is_left_out_and_counted(sites: Sites, red
     stranger = await sites.one(token="another")
     await until(lambda: stranger.replica.rejected, "nothing is believed under another token")
     assert stranger.names == []
+
+
+async def test_a_router_that_cannot_read_all_rules_neither_keeps_nor_tells_what_it_has(
+    sites: Sites, redis: Any, tmp_path: Path
+) -> None:
+    one = await sites.one(rule("a"), rule("b"))
+    await one.shows("a", "b")
+    await one.put(rule("c"))
+    stranger = await sites.one(token="another")
+    saver = Saver(tmp_path / "routes")
+    stranger.manager.listeners.append(saver.heard)
+    await until(lambda: stranger.replica.trouble, "said")
+    assert "cluster_token" in stranger.replica.trouble and not one.replica.trouble
+    await one.remove("b")
+    await until(lambda: stranger.version == one.version, "it follows all the same")
+    await saver.close()
+    assert not (tmp_path / "routes").exists()
+    await one.close()
+    await redis.flushall()
+    await until(lambda: not stranger.replica.up, "it writes nothing")
+    assert "could not read all" in stranger.replica.detail and not await redis.exists(*KEYS)
+
+
+async def test_junk_among_the_rules_does_not_keep_a_router_from_writing_them_anew(sites: Sites, redis: Any) -> None:
+    one = await sites.one(rule("a"))
+    await one.shows("a")
+    await redis.hset(KEYS.table, "junk", "x")
+    two = await sites.one()
+    await two.shows("a")
+    await one.close()
+    await redis.flushall()
+    await until(lambda: two.replica.reseeds, "written anew")
+    assert await redis.hkeys(KEYS.table) == [b"a"]
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -42,6 +42,7 @@ def test_what_was_moved_cut_or_made_up_is_refused() -> None:
 def test_a_head_is_read_or_said_to_make_no_sense() -> None:
     assert read_head([None, None, None, None]) is None
     assert read_head([b"%d" % FORMAT, b"L", b"7", b"d"]) == Head(str(FORMAT), "L", 7, "d")
+    assert read_head([b"%d" % FORMAT, b"L", b"7", b"d", b"3"]) == Head(str(FORMAT), "L", 7, "d", 3)
     with pytest.raises(RouteError, match="same version"):
         read_head([b"9", b"L", b"7", b"d"])
     for values in ([b"1", b"", b"7", b"d"], [b"1", b"L", b"x", b"d"], [b"1", b"L", None, None]):
