@@ -16,9 +16,10 @@ from typing import Final
 from router_node.discovery.registration import Registration, index_key, node_key, sign
 from shared.config.schema import TlsConfig
 from shared.net.api import Headers
+from shared.net.grpc_wire import frame as message
 from shared.net.tls import server_context
 from shared.net.tls_watch import INTERVAL
-from tests.faults import limits
+from tests.faults import leaving, limits
 from tests.faults.http_call import Broken, post
 from tests.faults.load import LIMIT
 from tests.faults.site import FIRST_TOKEN, KEEPALIVE, KEEPALIVE_TIMEOUT, NODE_PORT, TOKEN, Member, Site
@@ -228,22 +229,28 @@ def _endless_headers(call: RogueCall) -> None:
         call.write_raw(frame(CONTINUATION, 0, call.stream.id, b"\x10\x7f\x81\x7f" + b"a" * 8192))
 
 
-def _never_ends(call: RogueCall) -> None:
+def _never_begins(call: RogueCall) -> None:
     call.stream.respond(HEAD)
+
+
+def _never_ends(call: RogueCall) -> None:
+    """Messages without end, all of them well-formed, and no token in any."""
+    call.stream.respond(HEAD)
+    call.drip(message(b""), 0.1)
 
 
 def _rogues() -> list[Fault]:
     kinds = (
-        ("node: garbage frames", _garbage),
-        ("node: wrong trailers", _wrong_trailers),
-        ("node: endless headers", _endless_headers),
-        ("node: answer never ends", _never_ends),
+        ("node: garbage frames", _garbage, 3.0, KILLED),
+        ("node: wrong trailers", _wrong_trailers, 3.0, KILLED),
+        ("node: endless headers", _endless_headers, 3.0, KILLED),
+        ("node: answer never begins", _never_begins, 7.0, ENDLESS),
+        ("node: answer never ends", _never_ends, LIMIT + 1, OWN),
     )
     out = []
-    for name, behave in kinds:
+    for name, behave, seconds, stall in kinds:
         inject, heal = _rogue(behave)
-        endless = behave is _never_ends
-        out.append(Fault(name, 7.0 if endless else 3.0, inject, heal, stall=ENDLESS if endless else KILLED))
+        out.append(Fault(name, seconds, inject, heal, stall=stall))
     return out
 
 
@@ -304,6 +311,17 @@ def catalogue() -> list[Fault]:
         Fault("node out of memory", 4.0, _oversize, stall=silent, works=lambda site: limits.memory_works()),
         Fault("certificate expires", 2.0, _expire, _act(lambda site: _certify(site, 1)), stall=KILLED),
         *_rogues(),
+        Fault("node drained, its streams moved", 0.5, leaving.drain, clean=True, unaided=True, stall=KILLED),
+        Fault("router replaced", 0.5, leaving.replace, clean=True, unaided=True, stall=KILLED),
+        Fault(
+            "router replaced, the store away",
+            5.0,
+            leaving.replace_without_store,
+            clean=True,
+            unaided=True,
+            stall=KILLED,
+        ),
+        Fault("router's successors killed", 0.5, leaving.kill_successors, clean=True, unaided=True, stall=KILLED),
         Fault("rolling restart", 0.5, _roll, clean=True, unaided=True, stall=KILLED),
     ]
 

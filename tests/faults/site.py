@@ -18,12 +18,13 @@ from tests.faults.slow_link import SlowLink
 from tests.faults.store import Store
 from tests.support import leaks
 from tests.support.certs import Authority, Pair
-from tests.support.processes import Proc, metric
+from tests.support.processes import Proc, children, metric
 
 KEEPALIVE: Final = 2.0  # seconds of silence until a PING
 KEEPALIVE_TIMEOUT: Final = 1.0
 FIRST_TOKEN: Final = 5.0
 TOKEN: Final = "fault-suite-token"
+_SETTLE: Final = 20.0  # seconds for a successor to serve once nothing is broken any more
 _COMMON: Final = {
     "LAYA_SERVER__CLUSTER_TOKEN": TOKEN,
     "LAYA_SERVER__INSECURE": "true",
@@ -43,6 +44,7 @@ _NODE: Final = {
     "LAYA_INFERENCE__SIM__KV_TOKENS": "65536",
 }
 ROUTER_PORT: Final = 8000
+ADMIN_PORT: Final = 8001
 NODE_PORT: Final = 9000
 
 
@@ -57,6 +59,7 @@ class Member:
         self.env = env
         self.proc: Proc | None = None
         self.logs: list[str] = []
+        self.replacing = False  # a router that was told to replace itself, and may still
 
     @property
     def name(self) -> str:
@@ -82,6 +85,15 @@ class Member:
     def runs(self) -> bool:
         """Whether it has not ended."""
         return self.proc is not None and self.proc.popen.poll() is None
+
+    def settle(self, limit: float) -> None:
+        """A router that was told to replace itself has ``limit`` seconds to do so, or to give it up."""
+        deadline = time.monotonic() + limit
+        while self.replacing and self.proc is not None and time.monotonic() < deadline:
+            tries = bool(children(self.proc.popen.pid))
+            if self.proc.replaced(0.2) or not tries:
+                break
+        self.replacing = False
 
     def tail(self) -> str:
         """The end of its log."""
@@ -164,7 +176,7 @@ class Site:
 
     def _router(self, name: str) -> Member:
         host = self.network.host(name)
-        argv = ["router_node.main", "--host", host.address, "--port", str(ROUTER_PORT), "--admin-port", "8001"]
+        argv = ["router_node.main", "--host", host.address, "--port", str(ROUTER_PORT), "--admin-port", str(ADMIN_PORT)]
         argv += ["--redis", self.store.url]
         snapshot = {"LAYA_ROUTER__ROUTES__SNAPSHOT_FILE": f"{self.disk.folder}/{name}.routes"}
         snapshot["LAYA_ROUTER__NODE_TLS__CA_FILE"] = self.authority.file
@@ -218,6 +230,8 @@ class Site:
             server.signal(signal.SIGCONT)
         for member in (*self.nodes, *self.routers):
             member.signal(signal.SIGCONT)
+        for member in (*self.nodes, *self.routers):
+            member.settle(_SETTLE)
             if not member.runs:
                 member.restart()
 

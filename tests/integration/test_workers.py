@@ -26,7 +26,7 @@ from tests.support.calls import ask, stub_of
 from tests.support.grpc_errors import END
 from tests.support.grpc_node import GrpcNode
 from tests.support.ports import eventually, until
-from tests.support.processes import Spec, cluster
+from tests.support.processes import Spec, children, cluster
 from tests.support.router import Router, RouterWorld
 from tests.support.valkey import Valkey
 
@@ -37,20 +37,6 @@ pytestmark = pytest.mark.integration
 async def world() -> AsyncIterator[RouterWorld]:
     async with RouterWorld() as world:
         yield world
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return sorted(found)
 
 
 def alive(pid: int) -> bool:

@@ -111,18 +111,24 @@ class Proc:
 
         Returns the process before, which ends by itself.
         """
-        adopt_orphans()
         before = self.popen
         before.send_signal(signal.SIGUSR2)
+        assert self.replaced(timeout), f"{self.name}: no successor within {timeout} s\n{self.output()}"
+        return before
+
+    def replaced(self, timeout: float) -> bool:
+        """Whether another process comes to serve in its place in time; then this is that one."""
+        adopt_orphans()
         said = self._notices.wait("MAINPID=", timeout)
-        assert said, f"{self.name}: no successor within {timeout} s\n{self.output()}"
+        if not said:
+            return False
         self.popen = Adopted(int(said))
         base = self._baseline
         self._baseline = leaks.baseline(self.popen.pid, self.ready, self._fetch)
         if base is not None and self._baseline is not None:  # workers may have yet to say what they have
             self._baseline.tasks = max(self._baseline.tasks, base.tasks)
             self._baseline.files = max(self._baseline.files, base.files)
-        return before
+        return True
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -246,6 +252,20 @@ class Cluster:
 
 def _stop_into(proc: Proc, codes: list[int]) -> None:
     codes.append(proc.stop())
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started and that have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 def fetch(url: str, timeout: float = 10.0) -> str:

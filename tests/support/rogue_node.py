@@ -167,6 +167,12 @@ class RogueCall(ServerSink):
         """Bytes straight into the connection."""
         self.stream.conn.transport.write(data)
 
+    def drip(self, piece: bytes, every: float) -> None:
+        """A streamed answer that goes on with ``piece`` every so many seconds for as long as it is heard."""
+        if not self.stream.closed:
+            self.stream.send(piece)
+            self._timer = asyncio.get_running_loop().call_later(every, self.drip, piece, every)
+
     def pour_out(self, piece: bytes, most: int) -> None:
         """A streamed answer of ``most`` bytes, as fast as it is taken."""
         self.stream.respond(HEAD)
