@@ -66,7 +66,7 @@ class Record:
         span = max(row[0] for row in self.rows) or 1.0
         y0 = at * (_HEIGHT + 30) + 20
         out = [
-            f'<text x="4" y="{y0 - 6}">{title}, at most {top / 1.05:.0f}</text>',
+            f'<text x="4" y="{y0 - 6}">{title}, at most {top / 1.05:.0f}; {span / 60:.0f} minutes</text>',
             f'<rect x="0" y="{y0}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#ccc"/>',
         ]
         for i, name in enumerate(names):

@@ -193,6 +193,17 @@ class Site:
         text = router.metrics()
         return int(metric(text, "laya_router_nodes", state="ready")) if text else -1
 
+    def sent_on(self) -> dict[int, int]:
+        """How often each router, by its process's number, has sent a request or moved a stream to another node."""
+        out = {}
+        for router in self.routers:
+            text = router.metrics()
+            if text and router.proc is not None:
+                retries = metric(text, "laya_router_events_total", event="retry")
+                moves = metric(text, "laya_router_migrations_total", outcome="moved")
+                out[router.proc.popen.pid] = int(retries + moves)
+        return out
+
     def wait_ready(self, limit: float) -> None:
         """Until every router has every node. Fails past ``limit`` seconds."""
         deadline = time.monotonic() + limit

@@ -88,6 +88,7 @@ class Suite:
     async def _one(self, site: Site, load: Load, name: str, faults: Sequence[Fault], seconds: float) -> None:
         load.tally = tally = Tally(name)
         self.tallies.append(tally)
+        before = await asyncio.to_thread(site.sent_on)
         for fault in faults:
             try:
                 await fault.inject(site)
@@ -106,6 +107,8 @@ class Suite:
         except AssertionError as error:
             self.problems.append(f"{name}: not whole again: {error}"[:3000])
         await load.passed()  # so that what this fault has cost is not put down to the next
+        after = await asyncio.to_thread(site.sent_on)
+        tally.sent_on = sum(count - before.get(pid, 0) for pid, count in after.items())
         await asyncio.to_thread(self._record.look, site)
         self._judge(tally, faults[0] if len(faults) == 1 else both(faults))
         self._say(" | ".join(tally.row()) + f" | {dict(tally.reasons)}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-_HEAD: Final = ("fault", "sent", "succeeded", "retried", "failed, typed", "cut", "hung", "wrong", "stall s")
+_HEAD: Final = ("fault", "sent", "succeeded", "retried", "sent on", "failed, typed", "cut", "hung", "wrong", "stall s")
 
 
 class Failed(Exception):
@@ -27,10 +27,11 @@ class Tally:
     """Counts of requests that ended in one stretch.
 
     ``retried`` are those of ``succeeded`` that took the client more than one try, ``left`` those that it broke off
-    itself. ``failed`` ended with an error of
-    Laya's own that says what was wrong; ``cut`` lost the connection to the router itself in the middle of an answer,
-    which no router can put into words. ``hung`` had no end at all in time, ``wrong`` an answer that is not right, or an
-    error that is none. ``stall`` is the longest time in which a request saw nothing happen.
+    itself. ``sent_on`` is how often routers have sent a request, or moved a stream, to another node meanwhile, by their
+    own count. ``failed`` ended with an error of Laya's own that says what was wrong; ``cut`` lost the connection to the
+    router itself in the middle of an answer, which no router can put into words. ``hung`` had no end at all in time,
+    ``wrong`` an answer that is not right, or an error that is none. ``stall`` is the longest time in which a request
+    saw nothing happen.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Tally:
     succeeded: int = 0
     retried: int = 0
     left: int = 0
+    sent_on: int = 0
     failed: int = 0
     cut: int = 0
     hung: int = 0
@@ -77,7 +79,8 @@ class Tally:
 
     def row(self) -> tuple[str, ...]:
         """The stretch as cells."""
-        counts = (self.sent, self.succeeded, self.retried, self.failed, self.cut, self.hung, self.wrong)
+        good = (self.sent, self.succeeded, self.retried, self.sent_on)
+        counts = (*good, self.failed, self.cut, self.hung, self.wrong)
         return (self.name, *(str(count) for count in counts), f"{self.stall:.2f}")
 
 
@@ -98,7 +101,7 @@ def total(tallies: Sequence[Tally]) -> Tally:
     """All stretches as one."""
     out = Tally("all")
     for one in tallies:
-        for name in ("sent", "succeeded", "retried", "left", "failed", "cut", "hung", "wrong"):
+        for name in ("sent", "succeeded", "retried", "left", "sent_on", "failed", "cut", "hung", "wrong"):
             setattr(out, name, getattr(out, name) + getattr(one, name))
         out.stall = max(out.stall, one.stall)
         out.reasons.update(one.reasons)
