@@ -36,7 +36,7 @@ from loadtest.bench.plots import INSTALL, available, picture
 from loadtest.bench.target import TargetDown, probe
 from loadtest.bench.watch import page, ready_nodes, value
 from loadtest.bench.work import requests
-from loadtest.flat import Course, judge
+from loadtest.flat import WARM, Course, judge
 from loadtest.rig import Rig, RigError, free_port, rss_bytes
 from shared.config import ConfigError
 
@@ -229,18 +229,24 @@ class Soak:
 
 
 def draw(record: Record, path: Path) -> None:
-    """The picture: a panel for each figure, a line for each process."""
+    """The picture: a panel for each figure, a line for each process. What is grey is warming up, and not judged."""
+    last = max(one.seconds[-1] for one in record.courses.values())
+    size, unit = (3600.0, "hours") if last > 2 * 3600.0 else (60.0, "minutes")
 
     def panels(axes: Sequence) -> None:  # type: ignore[type-arg]
         for axis, (figure, about) in zip(axes, FIGURES.items(), strict=True):
             top = 1.0
+            width = 4.0  # the first ones are wider, so that none hides those of the same course
             for (process, what), one in record.courses.items():
                 if what == figure:
                     top = max(top, *one.values)
-                    axis.plot([s / 60.0 for s in one.seconds], one.values, label=process, linewidth=1)
+                    axis.plot([s / size for s in one.seconds], one.values, label=process, linewidth=width)
+                    width = max(1.0, width - 1.5)
+                    first = one.seconds[0]
+            axis.axvspan(first / size, (first + WARM * (last - first)) / size, color="0.93", zorder=0)
             axis.set_title(about.heading)
-            axis.set_xlabel("minutes")
-            axis.set_ylim(0, 1.1 * top)
+            axis.set_xlabel(unit)
+            axis.set_ylim(-0.03 * top, 1.1 * top)
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8)
 
@@ -252,13 +258,13 @@ def told(record: Record, soak: Soak, seconds: float) -> tuple[str, int]:
     verdicts = record.verdicts()
     lines = [
         f"{seconds / 60:.1f} minutes, {soak.sent:,} requests, {sum(soak.errors.values())} failed\n",
-        "| process | what | at first | at last | growth | verdict |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| process | what | at first | at last | growth | an hour | verdict |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (process, figure), course in verdicts.items():
-        grown = "-" if course.growth != course.growth else f"{course.growth:+.3g}"
+        grown, hourly = ("-" if one != one else f"{one:+.3g}" for one in (course.growth, course.per_hour))
         lines.append(
-            f"| {process} | {FIGURES[figure].heading} | {course.first:.4g} | {course.last:.4g} | {grown} | "
+            f"| {process} | {FIGURES[figure].heading} | {course.first:.4g} | {course.last:.4g} | {grown} | {hourly} | "
             f"{course.verdict} |"
         )
     lines += [f"failed, {why}: {count}" for why, count in soak.errors.most_common(10)]
