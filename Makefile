@@ -15,21 +15,26 @@ HOURS ?= 12
 
 VENV := .venv
 BIN := $(VENV)/bin
-ACCEL := $(if $(filter setup compile up test lint bench bench-hop bench-http bench-node perf proto bench-peers bench-vllm faults soak soak-faults,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
+ACCEL := $(if $(filter setup setup-llama-cpp compile up test lint bench bench-hop bench-http bench-node perf proto bench-peers bench-vllm faults soak soak-faults,$(MAKECMDGOALS)),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu),cpu)
 RUN_LISTS := requirements/$(ACCEL).txt requirements/base.txt requirements/compile.txt requirements/ngh2.txt
 DEV_LISTS := requirements/dev.txt
 DEPLOY_LISTS := requirements/deploy.txt
+LLAMA_LISTS := requirements/llama-cpp.txt
 # A stamp is named after what it installed, so a clone, a checkout or a touch never installs in vain.
 hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 SETUP := $(VENV)/.laya-run-$(ACCEL)-$(call hash,$(RUN_LISTS) pyproject.toml)
 DEV := $(VENV)/.laya-dev-$(call hash,$(DEV_LISTS))
 DEPLOY := $(VENV)/.laya-deploy-$(call hash,$(DEPLOY_LISTS))
+LLAMA := $(VENV)/.laya-llama-$(call hash,$(LLAMA_LISTS))
+# How llama.cpp is compiled. As it stands the wheel runs on any x86-64 with AVX2; -DGGML_NATIVE=ON fits it to this machine,
+# -DGGML_CUDA=on has it compute on NVIDIA GPUs.
+LLAMA_CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --no-deps \
 	$(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
 CODE := $(wildcard router_node inference_node shared loadtest)
 TIERS := $(wildcard tests/unit tests/integration tests/faults tests/e2e tests/deploy)
 
-.PHONY: help setup dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node bench-peers bench-vllm perf faults load soak \
+.PHONY: help setup setup-llama-cpp llama-cpp-if-possible dev dev-deploy compile up test lint proto bench bench-hop bench-http bench-node bench-peers bench-vllm perf faults load soak \
 	soak-faults clean
 
 help: ## Show this list
@@ -40,6 +45,13 @@ help: ## Show this list
 
 setup: $(SETUP) compile ## Make .venv, install the pinned packages (the GPU list where nvidia-smi works, else the CPU list)
 	@:
+
+setup-llama-cpp: setup $(LLAMA) ## Also install llama.cpp, which serves GGUF files; it is compiled, a few minutes
+	@:
+
+# What else is tested does not depend on it.
+llama-cpp-if-possible: $(SETUP)
+	@$(MAKE) ACCEL=$(ACCEL) $(LLAMA) || echo "make: llama.cpp cannot be installed here; the tests that need it are skipped" >&2
 
 compile: $(SETUP) ## Compile the hot path to C where a compiler works; done by setup; LAYA_COMPILE=0 leaves it plain Python
 	@$(BIN)/python setup.py compile
@@ -60,7 +72,7 @@ lint: dev ## Run ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy $(CODE)
 
-test: lint $(DEPLOY) ## Run ruff, mypy and every test tier: unit, integration, faults, e2e, deploy; ARGS='-k name' narrows
+test: lint $(DEPLOY) llama-cpp-if-possible ## Run ruff, mypy and every test tier: unit, integration, faults, e2e, deploy; ARGS='-k name' narrows
 	@$(if $(findstring -k,$(ARGS)),,$(plain_too))
 	@$(BIN)/python -m pytest $(TIERS) $(ARGS)
 
@@ -129,6 +141,11 @@ $(DEPLOY): | $(DEV)
 	@echo "Installing the tools of tests/deploy"
 	@$(call install,-r $(DEPLOY_LISTS))
 	@rm -f $(VENV)/.laya-deploy-* && touch $@
+
+$(LLAMA): | $(SETUP)
+	@echo "Compiling llama.cpp (once; a few minutes)"
+	@export CMAKE_ARGS="$(LLAMA_CMAKE_ARGS)" CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc); $(call install,-r $(LLAMA_LISTS))
+	@rm -f $(VENV)/.laya-llama-* && touch $@
 
 # pip's words go to a log; on a terminal one line shows how far it is; on failure its errors are shown.
 define install

@@ -40,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
     """The flags of ``laya-node``."""
     p = argparse.ArgumentParser(prog="laya-node", description="Serve one model to Laya routers.")
     p.add_argument("--config", metavar="FILE", help="YAML configuration; flags and LAYA_* variables go over it")
-    p.add_argument("--engine", help="auto, vllm or sim")
-    p.add_argument("--model", help="folder, or hub id with an optional @revision")
+    p.add_argument("--engine", help="auto, vllm, llama_cpp or sim")
+    p.add_argument("--model", help="folder, GGUF file, or hub id with an optional @revision")
     p.add_argument("--served-model-name", help="name that clients ask for")
     p.add_argument("--host", help="address to bind (127.0.0.1)")
     p.add_argument("--port", type=int, help="port to bind; 0 takes any free one")

@@ -77,6 +77,11 @@ def _made_by() -> dict[str, object]:
     return {"recipe": _RECIPE, "scheme": SCHEME, "versions": versions}
 
 
+def gguf() -> Path:
+    """The GGUF file that the demo model is made of, which engine llama_cpp serves as it is. Raises QuantizeError."""
+    return _source()
+
+
 def _source() -> Path:
     """The GGUF file in the package, found without importing it (its import wants packages that are not needed)."""
     spec = importlib.util.find_spec(_MODULE)

@@ -74,7 +74,7 @@ class Cluster:
         engine = self._options.engine or config.inference.engine
         model = self._options.model or config.inference.model
         if engine != "sim" and not model:
-            model = await self._demo_model()
+            model = self._demo_gguf() if engine.replace("-", "_") == "llama_cpp" else await self._demo_model()
         environments = self._node_environments(engine)
         self._total = len(environments)
         self._check_port(config)
@@ -98,6 +98,11 @@ class Cluster:
                 await self._shutdown(config.server.drain_timeout)
                 state.clear_state()
         return self._code
+
+    def _demo_gguf(self) -> str:
+        import inference_node.quantize.demo as demo
+
+        return str(demo.gguf())
 
     async def _demo_model(self) -> str:
         import inference_node.quantize.demo as demo

@@ -13,7 +13,7 @@ from shared.cli.store import NoEmbeddedStore
 
 
 @click.command("up")
-@click.option("--engine", default=None, help="auto (default), vllm or sim.")
+@click.option("--engine", default=None, help="auto (default), vllm, llama_cpp or sim.")
 @click.option("--model", default=None, metavar="PATH|HUB_ID[@REVISION]", help="Model to serve; default: the demo.")
 @click.option("--nodes", type=click.IntRange(1, 64), default=None, help="Nodes to run; default 2, or one per GPU.")
 @click.option("--host", default=None, help="Address to listen on; default 127.0.0.1.")

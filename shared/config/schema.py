@@ -302,7 +302,7 @@ class InferenceConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     port: int = 0  # 0 takes any free port
     advertise: str = ""  # host:port that routers dial; empty takes host and the bound port
     node_id: str = ""  # empty makes one of host name and port
-    engine: str = "auto"  # auto, vllm, sim
+    engine: str = "auto"  # auto, vllm, llama_cpp, sim
     model: str = ""  # folder, GGUF file, or hub id with an optional @revision
     served_model_name: str = ""  # name clients ask for; empty takes the folder's or repository's name
     aliases: list[str] = []  # other names for the model

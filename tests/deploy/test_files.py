@@ -86,7 +86,7 @@ def test_what_the_code_imports_is_what_the_package_asks_for() -> None:
 
 def test_extras_ask_for_what_the_lists_pin() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for extra, file in (("vllm", "gpu.txt"), ("cpu", "cpu.txt")):
+    for extra, file in (("vllm", "gpu.txt"), ("cpu", "cpu.txt"), ("llama-cpp", "llama-cpp.txt")):
         pinned = (ROOT / "requirements" / file).read_text().splitlines()
         for wanted in extras[extra]:
             if "==" in wanted:

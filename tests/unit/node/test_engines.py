@@ -27,15 +27,32 @@ def test_auto_never_falls_back_to_the_simulator():
         choose(InferenceConfig(model="org/name"), have())
 
 
-@pytest.mark.parametrize("engine", ["auto", "vllm"])
-def test_a_gguf_model_is_refused_with_what_to_do(engine, tmp_path):
+def test_auto_takes_llama_cpp_for_gguf(tmp_path):
     (tmp_path / "m.gguf").touch()
     for model in ("x/m.GGUF", str(tmp_path)):
-        with pytest.raises(EngineUnavailable, match="laya quantize SRC OUT"):
+        assert choose(InferenceConfig(model=model), have("vllm", "llama_cpp")) == "llama_cpp"
+
+
+@pytest.mark.parametrize("engine", ["auto", "llama_cpp", "llama-cpp", "Llama_Cpp"])
+def test_a_gguf_model_without_llama_cpp_is_refused_with_what_to_install(engine, tmp_path):
+    (tmp_path / "m.gguf").touch()
+    for model in ("x/m.GGUF", str(tmp_path)):
+        with pytest.raises(EngineUnavailable, match=r"laya\[llama-cpp\].*laya quantize SRC OUT"):
             choose(InferenceConfig(engine=engine, model=model), have("vllm"))
 
 
-@pytest.mark.parametrize("engine", ["nano-vllm", "llama_cpp", "ollama"])
+def test_vllm_does_not_take_gguf_and_says_who_does(tmp_path):
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(EngineUnavailable, match=r"engine vllm does not run.*llama_cpp.*laya quantize SRC OUT"):
+        choose(InferenceConfig(engine="vllm", model=str(tmp_path)), have("vllm", "llama_cpp"))
+
+
+def test_llama_cpp_takes_nothing_but_gguf():
+    with pytest.raises(EngineUnavailable, match=r"org/name is no GGUF file"):
+        choose(InferenceConfig(engine="llama_cpp", model="org/name"), have("vllm", "llama_cpp"))
+
+
+@pytest.mark.parametrize("engine", ["nano-vllm", "ollama"])
 def test_an_engine_that_is_not_here_is_refused_with_what_to_install(engine):
     with pytest.raises(EngineUnavailable, match=rf"{engine}.*not installed.*pip install vllm"):
         choose(InferenceConfig(engine=engine, model="m"), have("vllm"))
