@@ -73,7 +73,7 @@ def test_min_tokens_are_lowered_by_what_was_delivered_and_so_not_refused(cut: in
     request = SimpleNamespace(prompt_token_ids=PROMPT, sampling_params=params)
     core = vllm_resume.rest(request, Past([[9]] * cut)).sampling_params
     for more in range(12 - cut):
-        undisturbed = MinTokensLogitsProcessor.add_request(params, None, [9] * (cut + more))  # type: ignore[arg-type]
+        undisturbed = MinTokensLogitsProcessor.add_request(params, None, [9] * (cut + more))
         resumed = MinTokensLogitsProcessor.add_request(core, None, [9] * more)
         assert (undisturbed is None) == (resumed is None)
     assert core.max_tokens == 12 - cut
