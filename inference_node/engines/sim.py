@@ -114,8 +114,14 @@ class SimEngine(Engine):
         self._fail(EngineError("the engine was stopped", fatal=True))
 
     async def tokenize(self, text: str) -> Sequence[int]:
-        """Token ids of a text."""
+        """Token ids of a text. Raises BadRequest for one that cannot fit, so that it holds nobody up."""
+        self._check_size(len(text))
         return encode(text)
+
+    def _check_size(self, characters: int) -> None:
+        most = self._info.max_seq_len
+        if characters > most * sim_text.LONGEST_TOKEN:
+            raise BadRequest(f"the prompt has {characters} characters, more than {most} tokens can hold", "prompt")
 
     def is_token(self, token: int) -> bool:
         """Whether the vocabulary has it."""
@@ -128,6 +134,7 @@ class SimEngine(Engine):
     async def render_chat(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> Prompt:
         """Each turn as its role's mark, its text, and an end mark; then the assistant's mark."""
         tokens: list[int] = []
+        self._check_size(sum(len(message.content) for message in messages))
         for i, message in enumerate(messages):
             mark = _ROLES.get(message.role)
             if mark is None:

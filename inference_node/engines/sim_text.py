@@ -43,6 +43,7 @@ _CODAS = ("", "l", "n", "r")
 _TAILS = ("", "da", "mi", "to")
 # 16 onsets × 4 vowels × 4 codas × 4 tails: 1,024 words, no two alike.
 WORDS = tuple(f" {o}{v}{c}{t}" for o in _ONSETS for v in _VOWELS for c in _CODAS for t in _TAILS)
+LONGEST_TOKEN = max(map(len, WORDS))  # bytes
 _WORD_ID = {word.encode(): WORDS_AT + i for i, word in enumerate(WORDS)}
 _PIECE = re.compile(rb" ?[A-Za-z]+|[^A-Za-z ]+| +(?![A-Za-z])| ")
 

@@ -341,3 +341,14 @@ async def test_lengths_are_told_of_what_was_done_here(engine):
     first, second = ends
     assert (second.prompt_tokens, second.max_new_tokens) == (first.prompt_tokens + had, 8 - had)
     assert second.new_tokens == 8 - had
+
+
+async def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(engine, monkeypatch):
+    most = 32_768 * sim_text.LONGEST_TOKEN
+    longest = max(sim_text.WORDS, key=len)
+    assert len(await engine.tokenize(longest * 32_768)) == 32_768
+    monkeypatch.setattr(sim_text, "encode", lambda text: pytest.fail("it was tokenized"))
+    with pytest.raises(BadRequest, match=f"{most + 1} characters, more than 32768 tokens can hold"):
+        await engine.tokenize("a" * (most + 1))
+    with pytest.raises(BadRequest, match="more than 32768 tokens can hold"):
+        await engine.render_chat([Message("user", "a" * most), Message("user", "a")], {})
