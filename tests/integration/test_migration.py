@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 
 from shared.pb.laya.v1 import inference_pb2 as pb
@@ -123,6 +125,9 @@ async def generate(world: World, chat: bool = False, metadata: tuple[tuple[str, 
     return told
 
 
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS, "stream": True}
+
+
 async def events(world: World, **headers: str) -> tuple[dict[str, str], bytes]:
     """Headers and body of a streamed answer over HTTP/1.1."""
     assert world.router is not None
@@ -130,9 +135,8 @@ async def events(world: World, **headers: str) -> tuple[dict[str, str], bytes]:
 
     def fetch() -> tuple[dict[str, str], bytes]:
         connection = http.client.HTTPConnection(address, timeout=20)
-        ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS, "stream": True}
         connection.request(
-            "POST", "/v1/chat/completions", json.dumps(ask), {"content-type": "application/json", **headers}
+            "POST", "/v1/chat/completions", json.dumps(ASK), {"content-type": "application/json", **headers}
         )
         answer = connection.getresponse()
         assert answer.status == 200
@@ -141,6 +145,23 @@ async def events(world: World, **headers: str) -> tuple[dict[str, str], bytes]:
         return {name.lower(): value for name, value in answer.getheaders()}, data
 
     return await asyncio.to_thread(fetch)
+
+
+@contextlib.asynccontextmanager
+async def http2(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of HTTP/2, with one connection."""
+    assert world.router is not None
+    async with httpx.AsyncClient(
+        http1=False, http2=True, base_url=f"http://{world.router.public}", timeout=20
+    ) as client:
+        yield client
+
+
+async def events_h2(client: httpx.AsyncClient) -> tuple[dict[str, str], bytes]:
+    """Headers and body of a streamed answer over HTTP/2."""
+    async with client.stream("POST", "/v1/chat/completions", json=ASK) as answer:
+        assert (answer.status_code, answer.http_version) == (200, "HTTP/2")
+        return dict(answer.headers), await answer.aread()
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -171,6 +192,29 @@ async def test_an_openai_stream_is_byte_for_byte_the_undisturbed_one(three: Worl
         (resume,) = three.resumes
         assert resume.created == first.created
         assert list(resume.token_ids) == [0, 1, 2, 3]
+
+
+async def test_over_http2_it_is_too_and_other_streams_of_its_connection_go_on(three: World) -> None:
+    async with http2(three) as client:
+        for how in ENDS:
+            await three.rested()
+            three.script.append(Fate(how, 6))
+            answers = await asyncio.gather(*(events_h2(client) for _ in range(4)))
+            firsts = [next(n for n in three.nodes if n.node_id == headers["laya-node"]) for headers, _ in answers]
+            assert all(headers["laya-migratable"] == "1" for headers, _ in answers)
+            assert [data for _, data in answers] == [body(TOKENS, first.created) for first in firsts]
+            assert list(three.resumes[0].token_ids) == [0, 1, 2, 3]
+
+
+async def test_over_http2_too_a_stream_that_cannot_go_on_ends_with_an_error_event(world: World) -> None:
+    await world.node()
+    await world.start()
+    world.script.append(Fate("kill", 6))
+    async with http2(world) as client:
+        _, data = await events_h2(client)
+    last = json.loads(data.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
+    assert last["code"] == "node_lost" and "no other node" in last["message"]
+    assert data.startswith(body(TOKENS, world.nodes[0].created)[: data.rfind(b"data: ")]) and DONE not in data
 
 
 async def test_two_nodes_may_end_in_one_stream(three: World) -> None:
@@ -273,6 +317,11 @@ async def test_a_client_may_ask_for_none_of_it(three: World) -> None:
     assert headers["laya-migratable"].startswith("0; ")
     assert b"laya-no-migrate" in data
     assert not three.resumes
+    # Without its word, a second node would be sent the prompt, and what had been answered.
+    await three.rested()
+    three.script.append(Fate("kill", 4))
+    assert (await generate(three)).text == text(TOKENS)
+    assert len(three.resumes) == 1
 
 
 async def test_a_stream_that_its_node_does_not_grant_ends_with_it(three: World) -> None:
