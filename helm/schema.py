@@ -88,7 +88,8 @@ def resources() -> Schema:
     """Requests and limits; whole GPUs only, and those by `gpus`."""
     amounts: Schema = {
         "type": "object",
-        "properties": {name: {"type": "integer", "minimum": 0} for name in ("nvidia.com/gpu", "amd.com/gpu")},
+        # Devices, which have a domain in their names, come whole.
+        "patternProperties": {"/": {"type": "integer", "minimum": 0}},
         "additionalProperties": {"type": ["string", "number"], "pattern": QUANTITY},
     }
     return group(

@@ -39,6 +39,7 @@ def schema() -> dict[str, Any]:
             bindAddress=one_of("What the processes bind; :: where the cluster speaks IPv6.", "0.0.0.0", "::"),
             imagePullSecrets=items("Secrets for the registry."),
             priorityClassName=text("Priority class of routers and nodes."),
+            assignedUser=flag("The cluster chooses each pod's user and groups, as OpenShift does: name none."),
             cluster=text("Namespace in the store.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._\-]{0,63}$"),
             insecure=flag("Serve without API keys and cluster token."),
             auth=_auth(),
@@ -59,6 +60,11 @@ def schema() -> dict[str, Any]:
                 enabled=flag("Speak TLS."),
                 existingSecret=text("Secret with tls.crt, tls.key and ca.crt."),
                 mutual=flag("Nodes want the routers' certificate too."),
+                certManager=group(
+                    "Have cert-manager make the secret.",
+                    enabled=flag("Make a Certificate."),
+                    issuerRef=_issuer(),
+                ),
             ),
             discovery=one_of("Where routers look for nodes.", *DISCOVERY),
             redis=_redis(),
@@ -108,12 +114,19 @@ def _tls() -> Schema:
         certManager=group(
             "Have cert-manager make the secret.",
             enabled=flag("Make a Certificate."),
-            issuerRef=group(
-                "Who signs.", name=text("Name of the issuer."), kind=one_of("Its kind.", "Issuer", "ClusterIssuer")
-            ),
+            issuerRef=_issuer(),
             dnsNames=items("Names in the certificate.", {"type": "string"}),
         ),
+        test=group(
+            "How `helm test` checks the certificate; with mutual it shows the secret's own.",
+            caKey=text("Key in the secret of the authority that signed; empty takes well-known authorities."),
+            serverName=text("Name in the certificate; empty takes the first of dnsNames, or the service's name."),
+        ),
     )
+
+
+def _issuer() -> Schema:
+    return group("Who signs.", name=text("Name of the issuer."), kind=one_of("Its kind.", "Issuer", "ClusterIssuer"))
 
 
 def _redis() -> Schema:
@@ -179,10 +192,11 @@ def _router() -> Schema:
             tlsSecretName=text("Secret with the certificate of the hosts."),
         ),
         gateway=group(
-            "An HTTPRoute and a GRPCRoute of the Gateway API.",
+            "An HTTPRoute of the Gateway API, and a GRPCRoute where gRPC has host names of its own.",
             enabled=flag("Make them."),
             parentRefs=items("Gateways."),
-            hostnames=items("Host names.", {"type": "string"}),
+            hostnames=items("Host names; empty takes every one.", {"type": "string"}),
+            grpcHostnames=items("Host names for gRPC alone; empty has it under hostnames.", {"type": "string"}),
         ),
         topologyKeys=items("Spread routers over these labels of machines.", {"type": "string"}),
         **placement(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,80 +24,11 @@ from tests.support.chart import (
     render,
     workloads,
 )
+from tests.support.chart_features import FEATURES, models
 from tests.support.tools import run
 
 KUBERNETES = ("1.29", "1.33", "1.37")
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "Certificate", "HTTPRoute", "GRPCRoute"}
-MODEL = SIM["models"][0]  # type: ignore[index]
-
-
-def models(**more: Any) -> dict[str, Any]:
-    return {"models": [{**MODEL, **more}]}
-
-
-# Each feature on or off, over one simulated model.
-FEATURES: dict[str, dict[str, Any]] = {
-    "insecure": {"auth": {"existingSecret": ""}, "insecure": True},
-    "no-models": {"models": []},
-    "tls": {"tls": {"enabled": True, "existingSecret": "cert", "mutual": True}},
-    "cert-manager": {
-        "tls": {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "le"}, "dnsNames": ["a.b"]}}
-    },
-    "node-tls": {"nodeTls": {"enabled": True, "existingSecret": "nodes"}},
-    "node-mtls": {
-        "nodeTls": {"enabled": True, "existingSecret": "nodes", "mutual": True},
-        "metrics": {"serviceMonitor": {"enabled": True}},
-    },
-    "external-store": {
-        "redis": {"bundled": {"enabled": False}, "external": {"url": "rediss+sentinel://a:26379,b:26379/main"}}
-    },
-    "external-store-secret": {"redis": {"bundled": {"enabled": False}, "external": {"existingSecret": "store"}}},
-    "store-without-volume": {"redis": {"bundled": {"persistence": {"enabled": False}}}},
-    "dns": {"discovery": "dns"},
-    "dns-node-tls": {"discovery": "dns", "nodeTls": {"enabled": True, "existingSecret": "nodes"}},
-    "consul": {"discovery": "consul", "consul": {"address": "http://c:8500", "existingSecret": "consul"}},
-    "tracing": {"tracing": {"config": {"endpoint": "http://otel:4318", "sample_ratio": 0.1}, "headersSecret": "otel"}},
-    "router-hpa": {"router": {"autoscaling": {"enabled": True, "targetRequestsInFlight": 500}}},
-    "ingress": {"router": {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "g.b", "tlsSecretName": "t"}}},
-    "gateway": {"router": {"gateway": {"enabled": True, "parentRefs": [{"name": "gw"}], "hostnames": ["a.b"]}}},
-    "load-balancer": {"router": {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0/8"]}}},
-    "no-budgets": {
-        "router": {"podDisruptionBudget": {"enabled": False}},
-        "nodeDefaults": {"podDisruptionBudget": {"enabled": False}},
-    },
-    "deployment": models(kind="Deployment"),
-    "hub": models(source={"hub": "a/b", "revision": "main"}, hfToken={"existingSecret": "hf"}, gpus=1),
-    "download-first": models(source={"hub": "a/b", "downloadFirst": True}, hfToken={"existingSecret": "hf"}),
-    "claim": models(source={"claim": "models", "path": "a"}, gpus=2, runtimeClassName="nvidia"),
-    "host-path": models(source={"hostPath": "/srv", "path": "a"}, cache={"hostPath": "/var/cache/laya"}),
-    "persistent-cache": models(cache={"persistent": True, "storageClassName": "fast"}),
-    "keda": models(autoscaling={"enabled": True, "prometheusAddress": "http://p:9090"}),
-    "node-hpa": models(autoscaling={"enabled": True, "kind": "hpa"}),
-    "monitoring": {
-        "metrics": {
-            "serviceMonitor": {"enabled": True},
-            "prometheusRule": {"enabled": True},
-            "dashboard": {"enabled": True, "annotations": {"folder": "laya"}},
-        }
-    },
-    "network-policy": {"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]}},
-    "loadtest": {
-        "loadtest": {"enabled": True, "apiKeys": {"existingSecret": "load"}, "ca": {"existingSecret": "ca"}},
-        "tls": {"enabled": True, "existingSecret": "cert"},
-        "networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]},
-    },
-    "placement": {
-        "router": {
-            "nodeSelector": {"a": "b"},
-            "tolerations": [{"operator": "Exists"}],
-            "podAnnotations": {"a": "b"},
-            "podLabels": {"team": "x"},
-            "extraEnv": [{"name": "A", "value": "b"}],
-        },
-        "imagePullSecrets": [{"name": "registry"}],
-        "priorityClassName": "high",
-    },
-}  # fmt: skip
 
 
 @pytest.fixture(params=[*FEATURES, *(e.stem for e in EXAMPLES)])
@@ -124,7 +56,10 @@ def test_every_manifest_is_valid_and_right(manifests: list[Manifest]) -> None:
         check_grace(workload)
     names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
     assert len(names) == len(set(names))
-    assert all(len(name) <= 63 for _, name in names)
+    assert all(len(name) <= (52 if kind == "StatefulSet" else 63) for kind, name in names)
+    for m in manifests:
+        labels = {**m["metadata"]["labels"], **m["metadata"].get("annotations", {})}
+        assert all(isinstance(value, str) for value in labels.values()), m["metadata"]
 
 
 def check_selectors(manifests: list[Manifest]) -> None:
@@ -327,6 +262,16 @@ def test_a_download_has_the_token_and_the_node_has_none(helm: Path, tmp_path: Pa
     assert "HF_TOKEN" in names[0]
     assert "HF_TOKEN" not in names[1]
     assert config_of(manifests, "rel-laya-sim")["inference"]["offline"] is True
+
+
+@pytest.mark.parametrize("kind, pod", [("StatefulSet", "0"), ("Deployment", "6d4cf56db6-x2x9k")])
+def test_a_scaler_counts_the_pods_of_its_own_model(helm: Path, tmp_path: Path, kind: str, pod: str) -> None:
+    auto = {"enabled": True, "prometheusAddress": "http://p:9090"}
+    manifests = render(helm, tmp_path, SIM, models(name="qwen", kind=kind, autoscaling=auto))
+    for trigger in one(manifests, "ScaledObject", "rel-laya-qwen")["spec"]["triggers"]:
+        for pattern in re.findall(r'pod=~"([^"]+)"', trigger["metadata"]["query"]):
+            assert re.fullmatch(pattern, f"rel-laya-qwen-{pod}")
+            assert not re.fullmatch(pattern, f"rel-laya-qwen-big-{pod}")
 
 
 def test_a_store_outside_runs_none_inside(helm: Path, tmp_path: Path) -> None:

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.chart import SIM, template
-
-MODEL = SIM["models"][0]  # type: ignore[index]
-
-
-def models(**more: Any) -> dict[str, Any]:
-    return {"models": [{**MODEL, **more}]}
-
+from tests.support.chart_features import GATEWAY, MODEL, models
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "fractional GPU": (models(gpus=0.5), "models.*gpus"),
@@ -46,6 +40,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "KEDA without Prometheus": (models(autoscaling={"enabled": True}), "prometheusAddress"),
     "a load without keys": ({"loadtest": {"enabled": True}}, "loadtest.apiKeys.existingSecret"),
     "a load at no address": ({"loadtest": {"enabled": True, "host": "router:8000"}}, "loadtest.*host"),
+    "GPUs beside gpus": (models(resources={"limits": {"nvidia.com/gpu": 1}}), "set gpus: 1"),
+    "a share of a GPU's slice": (models(resources={"limits": {"nvidia.com/mig-1g.5gb": 0.5}}), "mig-1g.5gb"),
+    "the name of another part": ({"models": [{**MODEL, "name": "router"}]}, r"models\[0\].name: router is the name"),
+    "a name too long for its pods": (
+        {"fullnameOverride": "a" * 30, "models": [{**MODEL, "name": "b" * 30}]},
+        r"models\[0\].name: .* has 61 characters",
+    ),
+    "TLS that is not on": ({"tls": {"existingSecret": "cert"}}, "tls: has settings and is not enabled"),
+    "node TLS by an unknown issuer": (
+        {"nodeTls": {"enabled": True, "certManager": {"enabled": True}}},
+        "nodeTls.certManager.issuerRef.name",
+    ),
+    "one name for two kinds of route": (
+        {"router": {"gateway": {**GATEWAY, "grpcHostnames": ["a.b"]}}},
+        "router.gateway.grpcHostnames: a.b stands in hostnames too",
+    ),
     "a route to no gateway": ({"router": {"gateway": {"enabled": True}}}, "parentRefs"),
 }  # fmt: skip
 

@@ -12,8 +12,20 @@
 {{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
 {{- fail "tls: existingSecret and certManager.enabled are both set; keep one" -}}
 {{- end -}}
-{{- if and .Values.nodeTls.enabled (not .Values.nodeTls.existingSecret) -}}
-{{- fail "nodeTls.existingSecret: names no secret with tls.crt, tls.key and ca.crt" -}}
+{{- $own := .Values.nodeTls.certManager -}}
+{{- if and .Values.nodeTls.enabled (not .Values.nodeTls.existingSecret) (not $own.enabled) -}}
+{{- fail "nodeTls.existingSecret: names no secret with tls.crt, tls.key and ca.crt; make one, or set nodeTls.certManager.enabled" -}}
+{{- end -}}
+{{- if and .Values.nodeTls.existingSecret $own.enabled -}}
+{{- fail "nodeTls: existingSecret and certManager.enabled are both set; keep one" -}}
+{{- end -}}
+{{- if and $own.enabled (not $own.issuerRef.name) -}}
+{{- fail "nodeTls.certManager.issuerRef.name: names no issuer; it has to be one that puts its ca.crt into the secret" -}}
+{{- end -}}
+{{- range $what, $tls := dict "tls" .Values.tls "nodeTls" .Values.nodeTls -}}
+{{- if and (not $tls.enabled) (or $tls.existingSecret $tls.certManager.enabled $tls.mutual) -}}
+{{- fail (printf "%s: has settings and is not enabled, so all would go in clear; set %s.enabled: true, or leave them out" $what $what) -}}
+{{- end -}}
 {{- end -}}
 {{- $external := or .Values.redis.external.url .Values.redis.external.existingSecret -}}
 {{- if eq .Values.discovery "redis" -}}
@@ -41,7 +53,19 @@
 {{- fail (printf "models[%d].name: %s stands there twice; each entry needs a name of its own" $i $m.name) -}}
 {{- end -}}
 {{- $_ := set $seen $m.name true -}}
+{{- $name := printf "%s-%s" (include "laya.fullname" $) $m.name -}}
+{{- if has $m.name (list "router" "router-each" "store" "dashboard" "loadtest-master" "loadtest-worker") -}}
+{{- fail (printf "models[%d].name: %s is the name of another part of the chart; choose another and set config.served_model_name to what clients ask for" $i $m.name) -}}
+{{- end -}}
 {{- $node := mergeOverwrite (deepCopy $.Values.nodeDefaults) (deepCopy $m) -}}
+{{- if and (eq $node.kind "StatefulSet") (gt (len $name) 52) -}}
+{{- fail (printf "models[%d].name: %s has %d characters, and Kubernetes makes no pods for a StatefulSet with more than 52; shorten it or set fullnameOverride, and config.served_model_name to what clients ask for" $i $name (len $name)) -}}
+{{- end -}}
+{{- range $part, $amounts := pick $node.resources "limits" "requests" -}}
+{{- if and (hasKey $amounts $node.gpuResource) (ne (int (get $amounts $node.gpuResource)) (int $node.gpus)) -}}
+{{- fail (printf "models[%d].resources.%s: has %s, which gpus sets; set gpus: %v and leave it out" $i $part $node.gpuResource (get $amounts $node.gpuResource)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $.Values.nodeTls.enabled (eq $node.kind "Deployment") -}}
 {{- fail (printf "models[%d].kind: nodeTls needs names for pods, which only a StatefulSet has" $i) -}}
 {{- end -}}
@@ -68,6 +92,17 @@
 {{- end -}}
 {{- if and .Values.router.gateway.enabled (not .Values.router.gateway.parentRefs) -}}
 {{- fail "router.gateway.parentRefs: names no Gateway" -}}
+{{- end -}}
+{{- $g := .Values.router.gateway -}}
+{{- if and $g.enabled $g.grpcHostnames -}}
+{{- if not $g.hostnames -}}
+{{- fail "router.gateway.hostnames: is empty, which is every name, grpcHostnames among them, and a gateway takes one kind of route for a name; name those for HTTP" -}}
+{{- end -}}
+{{- range $g.grpcHostnames -}}
+{{- if has . $g.hostnames -}}
+{{- fail (printf "router.gateway.grpcHostnames: %s stands in hostnames too, and a gateway takes one kind of route for a name; leave grpcHostnames empty to have both there" .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.router.ingress.enabled (not .Values.router.ingress.host) (not .Values.router.ingress.grpcHost) -}}
 {{- fail "router.ingress: names neither host nor grpcHost" -}}

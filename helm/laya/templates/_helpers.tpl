@@ -28,11 +28,11 @@ app.kubernetes.io/part-of: laya
 
 {{/* What selectors go by: never changes within a release. */}}
 {{- define "laya.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .model }}
-laya/model: {{ . }}
+laya/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -42,12 +42,27 @@ laya/model: {{ . }}
 {{- end -}}
 
 {{- define "laya.podSecurity" -}}
+{{- include "laya.userSecurity" (dict "root" . "user" 10001) -}}
+{{- end -}}
+
+{{/* Takes (dict "root" $ "user" 10001). With assignedUser the cluster chooses user and groups. */}}
+{{- define "laya.userSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
+{{- if not .root.Values.assignedUser }}
+runAsUser: {{ .user }}
+runAsGroup: {{ .user }}
+fsGroup: {{ .user }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/* The number of pods that an autoscaler has set: without it an upgrade would go back to one. Takes (dict "root" $ "kind" … "name" …). */}}
+{{- define "laya.liveReplicas" -}}
+{{- $live := lookup "apps/v1" .kind .root.Release.Namespace .name -}}
+{{- with dig "spec" "replicas" "" $live }}
+replicas: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{- define "laya.containerSecurity" -}}
@@ -124,11 +139,38 @@ consul: {{ omit .Values.consul "existingSecret" "tokenKey" | toJson }}
 {{- end }}
 {{- end -}}
 
+{{/* The secret with the certificate of nodes, and of routers towards them. */}}
+{{- define "laya.nodeTlsSecret" -}}
+{{- if .Values.nodeTls.certManager.enabled -}}
+{{- printf "%s-node-tls" (include "laya.fullname" .) -}}
+{{- else -}}
+{{- .Values.nodeTls.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The secret with the public port's certificate. */}}
 {{- define "laya.tlsSecret" -}}
 {{- if .Values.tls.certManager.enabled -}}
 {{- printf "%s-tls" (include "laya.fullname" .) -}}
 {{- else -}}
 {{- .Values.tls.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Seconds that the slowest model may take to start, and ten minutes more. */}}
+{{- define "laya.slowestStart" -}}
+{{- $most := 0 -}}
+{{- range .Values.models -}}
+{{- $most = max $most (default $.Values.nodeDefaults.startupSeconds .startupSeconds) -}}
+{{- end -}}
+{{- add $most 600 -}}
+{{- end -}}
+
+{{/* The name that `helm test` looks for in the routers' certificate; empty is that of the service. */}}
+{{- define "laya.testServerName" -}}
+{{- if .Values.tls.test.serverName -}}
+{{- .Values.tls.test.serverName -}}
+{{- else if .Values.tls.certManager.enabled -}}
+{{- first .Values.tls.certManager.dnsNames | replace "*" "test" -}}
 {{- end -}}
 {{- end -}}

@@ -73,6 +73,7 @@ spec:
     - name: download
       image: {{ $image }}
       imagePullPolicy: {{ $n.image.pullPolicy }}
+      terminationMessagePolicy: FallbackToLogsOnError
       command: [hf, download, {{ $n.source.hub | quote }}{{ with $n.source.revision }}, --revision, {{ . | quote }}{{ end }}]
       env: {{- include "laya.hfToken" . | trim | nindent 8 }}
         - {name: HF_HOME, value: /var/lib/laya/huggingface}
@@ -89,7 +90,13 @@ spec:
       image: {{ $image }}
       imagePullPolicy: {{ $n.image.pullPolicy }}
       args: [--config, /etc/laya/laya.yaml]
+      # `kubectl describe pod` shows the line with which it ended.
+      terminationMessagePolicy: FallbackToLogsOnError
       env: {{- include "laya.secretEnv" $ | trim | nindent 8 }}
+        {{- if $.Values.assignedUser }}
+        # torch asks for the user's name, which such a user has not.
+        - {name: USER, value: laya}
+        {{- end }}
         - name: LAYA_INFERENCE__NODE_ID
           valueFrom: {fieldRef: {fieldPath: metadata.name}}
         {{- if $.Values.nodeTls.enabled }}
@@ -171,7 +178,7 @@ spec:
     {{- end }}
     {{- if $.Values.nodeTls.enabled }}
     - name: tls
-      secret: {secretName: {{ $.Values.nodeTls.existingSecret }}, defaultMode: 0440}
+      secret: {secretName: {{ include "laya.nodeTlsSecret" $ }}, defaultMode: 0440}
     {{- end }}
     {{- with include "laya.tracingVolume" $ | trim }}{{ . | nindent 4 }}{{ end }}
   {{- with $n.nodeSelector }}
