@@ -104,7 +104,8 @@ class LayaClient:
 
     ``key`` is an API key; ``timeout`` is the default deadline of a call in seconds (None: no deadline);
     ``session`` names a conversation whose KV cache should be found again. With ``root_certificates`` (PEM) or
-    ``tls=True`` the connection is encrypted. ``options`` are further arguments of the gRPC channel.
+    ``tls=True`` the connection is encrypted; ``credentials`` are gRPC's own, for client certificates. ``options`` are
+    further arguments of the gRPC channel.
     """
 
     def __init__(
@@ -116,12 +117,14 @@ class LayaClient:
         session: str = "",
         tls: bool = False,
         root_certificates: bytes | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
         metadata: Mapping[str, str] | None = None,
         options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         channel_options = [*_OPTIONS, *options]
-        if tls or root_certificates:
+        if credentials is None and (tls or root_certificates):
             credentials = grpc.ssl_channel_credentials(root_certificates)
+        if credentials is not None:
             self._channel = grpc.aio.secure_channel(address, credentials, options=channel_options)
         else:
             self._channel = grpc.aio.insecure_channel(address, options=channel_options)

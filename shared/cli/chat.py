@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shared.cli import state, talk
+from shared.cli.secure import Secure
 from shared.errors import LayaError
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ def command(
     temperature: float | None,
     address: str | None,
     key: str | None,
+    secure: Secure,
 ) -> None:
     """Talk to a model; answers stream, with their speed below."""
     where = state.address(address)
-    talk.run(Conversation(model, system, max_tokens, temperature).run(where, key), where)
+    talk.run(Conversation(model, system, max_tokens, temperature).run(where, key, secure), where)
 
 
 class Conversation:
@@ -50,11 +52,11 @@ class Conversation:
         self._session = f"chat-{secrets.token_hex(6)}"
         self._colour = talk.colour()
 
-    async def run(self, address: str, key: str | None) -> None:
+    async def run(self, address: str, key: str | None, secure: Secure) -> None:
         """Read turns and answer them until the end of input or /quit."""
         from shared.client import LayaClient
 
-        async with LayaClient(address, key, session=self._session) as client:
+        async with LayaClient(address, key, session=self._session, **secure.client()) as client:
             models = [m.name for m in await client.models()]
             if not self._model and len(models) > 1:
                 click.echo(f"Models: {', '.join(models)}; talking to {models[0]} (--model to choose)", err=True)

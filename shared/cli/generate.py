@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from shared.cli import state, talk
+from shared.cli.secure import Secure
 
 
 @click.command("generate")
@@ -41,6 +42,7 @@ def command(
     timing: bool,
     address: str | None,
     key: str | None,
+    secure: Secure,
     as_json: bool,
 ) -> None:
     """Complete PROMPT (or standard input) and print the text as it comes."""
@@ -58,12 +60,14 @@ def command(
         "stop": list(stop) or None,
     }
     where = state.address(address)
-    talk.run(_generate(where, key, prompt, raw, timing, as_json, timeout, model, session, priority, sampling), where)
+    work = _generate(where, key, secure, prompt, raw, timing, as_json, timeout, model, session, priority, sampling)
+    talk.run(work, where)
 
 
 async def _generate(
     address: str,
     key: str | None,
+    secure: Secure,
     prompt: str,
     raw: bool,
     timing: bool,
@@ -80,7 +84,8 @@ async def _generate(
     text: list[str] = []
     last = None
     began = time.perf_counter()
-    async with LayaClient(address, key, timeout=timeout, metadata=stages.ASK if timing else None) as client:
+    asked = stages.ASK if timing else None
+    async with LayaClient(address, key, timeout=timeout, metadata=asked, **secure.client()) as client:
         ask = client.generate if raw else client.chat
         async for token in ask(prompt, model=model, session=session, priority=priority, **sampling):
             last = token

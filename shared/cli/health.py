@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shared.cli import state
+from shared.cli.secure import credentials as credentials_of
 from shared.config import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def command(
     LAYA_HEALTH_SERVER_NAME. Exit codes: 0 it does, 1 it does not, 4 nothing answers.
     """
     where = state.address(address)
-    credentials = _credentials(ca, cert, cert_key) if tls or ca or cert else None
+    credentials = credentials_of(ca, cert, cert_key) if tls or ca or cert else None
     live = live or (ready_once is not None and Path(ready_once).exists())
     status, code = _ask(where, "" if live else service, timeout, credentials, server_name)
     if ready_once is not None and code == 0 and not live:
@@ -104,23 +105,6 @@ def _ask(
             return f"{code.name}: {_short(e.details())}", NOT_SERVING
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     return status, 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else NOT_SERVING
-
-
-def _credentials(ca: str | None, cert: str | None, key: str | None) -> grpc.ChannelCredentials:
-    import grpc
-
-    if bool(cert) != bool(key):
-        raise ConfigError("--cert and --cert-key go together; give both or neither")
-    return grpc.ssl_channel_credentials(*(_read(name) for name in (ca, key, cert)))
-
-
-def _read(name: str | None) -> bytes | None:
-    if name is None:
-        return None
-    try:
-        return Path(name).read_bytes()
-    except OSError as e:
-        raise ConfigError(f"{name}: cannot be read ({e.strerror})") from None
 
 
 def _remember(file: Path) -> None:

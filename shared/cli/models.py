@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shared.cli import state, talk
+from shared.cli.secure import Secure
 
 if TYPE_CHECKING:
     from shared.pb.laya.v1 import inference_pb2 as pb
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 @click.command("models")
 @talk.server_options
 @talk.json_option
-def command(address: str | None, key: str | None, as_json: bool) -> None:
+def command(address: str | None, key: str | None, secure: Secure, as_json: bool) -> None:
     """Show the models that can be asked for."""
     where = state.address(address)
-    models = talk.run(_models(where, key), where)
+    models = talk.run(_models(where, key, secure), where)
     if as_json:
         talk.print_json([_plain(m) for m in models])
     elif not models:
@@ -45,8 +46,8 @@ def _plain(m: pb.ModelInfo) -> dict[str, object]:
     }
 
 
-async def _models(address: str, key: str | None) -> list[pb.ModelInfo]:
+async def _models(address: str, key: str | None, secure: Secure) -> list[pb.ModelInfo]:
     from shared.client import LayaClient
 
-    async with LayaClient(address, key) as client:
+    async with LayaClient(address, key, **secure.client()) as client:
         return await client.models()

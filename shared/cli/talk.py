@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from shared.cli.secure import tls_options
 from shared.errors import Code, LayaError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,7 +20,8 @@ _UNREACHED = frozenset((Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED))
 
 
 def server_options(f: F) -> F:
-    """``--address``, ``--key``."""
+    """``--address``, ``--key``, and those of TLS."""
+    f = tls_options(f)
     f = click.option("--key", default=None, envvar="LAYA_API_KEY", help="API key; or LAYA_API_KEY.")(f)
     return click.option(
         "--address", default=None, metavar="HOST:PORT", help="Router; default: the running `laya up`, or port 8000."

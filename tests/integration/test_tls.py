@@ -167,6 +167,20 @@ def test_curl_speaks_what_it_was_asked_to_by_alpn(site: Site, running: Cluster, 
     assert json.loads(body)["data"][0]["id"] == "sim"
 
 
+def test_the_command_line_asks_over_tls_as_its_environment_says(site: Site, running: Cluster) -> None:
+    def laya(**env: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "shared.cli.main", "generate", "Once", "--raw", "--max-tokens", "2"]
+        known = {**os.environ, "LAYA_ADDRESS": running.router.address, **env}
+        return subprocess.run(argv, cwd=ROOT, env=known, capture_output=True, text=True, timeout=30, check=False)
+
+    done = laya(
+        LAYA_CA=site.ca, LAYA_SERVER_NAME="localhost", LAYA_CERT=site.router.cert, LAYA_CERT_KEY=site.router.key
+    )
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
+    done = laya(LAYA_CA="/not/there")
+    assert (done.returncode, done.stderr) == (2, "laya: /not/there: cannot be read (No such file or directory)\n")
+
+
 def test_only_current_tls_is_spoken(site: Site, running: Cluster) -> None:
     assert shown_by(running.address, site.context())[1:] == ("TLSv1.3", "h2")
     older = site.context()
