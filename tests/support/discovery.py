@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from router_node.node_side import NodeSide, configured_sources
 from shared.errors import LayaError
 from tests.support.certs import Authority, Pair
 from tests.support.grpc_node import GrpcNode
+from tests.support.leaks import REST_LIMIT
+from tests.support.ports import until
 from tests.support.valkey import Valkey
 
 
@@ -27,6 +30,7 @@ class NodeWorld:
     def __init__(self) -> None:
         self.nodes: list[GrpcNode] = []
         self.sides: list[NodeSide] = []
+        self._before: set[asyncio.Task[object]] = set()
 
     async def node(self, node_id: str = "n1", model: str = "m", **more: str) -> GrpcNode:
         """A node that serves."""
@@ -43,17 +47,26 @@ class NodeWorld:
         return side
 
     async def __aenter__(self) -> NodeWorld:
+        self._before = asyncio.all_tasks()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """End them all."""
+        """End them all. What tests have left behind is an AssertionError."""
+        held = [node.id for side in self.sides for node in side.dispatcher.nodes() if node.reservations]
+        queued = sum(side.dispatcher.queued for side in self.sides)
         for side in self.sides:
             await side.close()
         for node in self.nodes:
             await node.stop()
+        assert not held and not queued, f"reservations at {held} and {queued} in the queue"
+        await until(lambda: not self._left(), "every task ends", timeout=REST_LIMIT)
+
+    def _left(self) -> list[str]:
+        here = asyncio.current_task()
+        return [str(task) for task in asyncio.all_tasks() - self._before if task is not here]
 
 
 async def register(
