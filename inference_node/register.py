@@ -14,7 +14,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -173,14 +173,32 @@ def advertised(config: Config, bound: str, port: int) -> str:
 
 
 def _own_address(store: str) -> str:
-    """The address this machine uses towards the store, or its host name. Sends nothing."""
-    target = urlsplit(store).hostname or "192.0.2.1"
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((target, 9))
-        found = str(probe.getsockname()[0])
-        if not ipaddress.ip_address(found).is_unspecified:
-            return found
-    return socket.gethostname()
+    """The address this machine uses towards the store; while the store has none, that of its own name. Sends nothing.
+
+    In a container its own name has the address that others dial.
+    """
+    name = socket.gethostname()
+    own = (where[0] for _, where in _resolved(name) if not ipaddress.ip_address(where[0]).is_loopback)
+    found = next(_sources(urlsplit(store).hostname or "192.0.2.1"), None) or next(own, name)
+    return f"[{found}]" if ":" in found else found
+
+
+def _sources(target: str) -> Iterator[str]:
+    """This machine's addresses towards a host, over IPv4 and IPv6."""
+    for family, where in _resolved(target):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)
+            found = str(probe.getsockname()[0])
+            if not ipaddress.ip_address(found).is_unspecified:
+                yield found
+
+
+def _resolved(host: str) -> list[tuple[int, Any]]:
+    """Families and addresses of a host; none where it has none."""
+    try:
+        return [(one[0], one[4]) for one in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)]
+    except (OSError, UnicodeError):
+        return []
 
 
 def _load() -> None:

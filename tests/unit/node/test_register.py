@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -111,3 +112,29 @@ def test_the_address_routers_dial():
     assert advertised(config(), "127.0.0.1:9", 9) == "127.0.0.1:9"
     assert advertised(config(host="0.0.0.0"), "0.0.0.0:9", 9) == "127.0.0.1:9"
     assert advertised(config(host="localhost"), "localhost:9", 9) == "localhost:9"
+
+
+@pytest.mark.parametrize(
+    "known, address",
+    [
+        ({"pod-0": "10.1.2.3"}, "10.1.2.3:9"),  # a container, while the store's name has no address yet
+        ({"pod-0": "fd00::5"}, "[fd00::5]:9"),
+        ({"pod-0": "127.0.1.1"}, "pod-0:9"),  # a machine that calls itself loopback
+        ({"store": "127.0.0.1", "pod-0": "10.1.2.3"}, "127.0.0.1:9"),
+        ({}, "pod-0:9"),
+    ],
+)
+def test_the_address_of_a_node_that_binds_every_one(
+    known: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        if host not in known:
+            raise socket.gaierror("no such name")
+        family = socket.AF_INET6 if ":" in known[host] else socket.AF_INET
+        return [(family, socket.SOCK_DGRAM, 17, "", (known[host], port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "gethostname", lambda: "pod-0")
+    config = Config(server=ServerConfig(redis="redis://store:6379"), inference=InferenceConfig(host="::"))
+    assert advertised(config, "[::]:9", 9) == address
+    Registrar(NodeState(config, "n1"), address, LOG)  # every one is a record that routers take
