@@ -135,7 +135,10 @@ class Gateway:
         elif path in _HEALTH:
             account.method = path.decode()
             allowed = b"GET, HEAD"
-        if allowed is None or len(exchange.target) > MAX_TARGET:
+        if len(exchange.target) > MAX_TARGET:
+            text = f"The path and query of a request are limited to {MAX_TARGET} bytes: send less."
+            raise LayaError(Code.INVALID_ARGUMENT, "INVALID_REQUEST", text, http_status=414)
+        if allowed is None:
             shown = path[:80].decode("ascii", "replace")
             raise LayaError(
                 Code.NOT_FOUND, "METHOD_UNKNOWN", f"There is nothing at {shown}: the API is at /v1/, see /v1/models."

@@ -79,7 +79,8 @@ def _limit(found: BodyFields, most: int) -> int | None:
 
 
 def _out_of_bounds(name: str, value: int, most: int) -> LayaError:
-    return invalid(f"The field '{name}' is {value}: it must be 1 to {most}.", name)
+    shown = str(value) if -_INT32 <= value < _INT32 else "far too large" if value > 0 else "far too small"
+    return invalid(f"The field '{name}' is {shown}: it must be 1 to {most}.", name)
 
 
 def _prompt(found: BodyFields, into: Fields) -> None:

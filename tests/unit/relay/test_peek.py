@@ -110,3 +110,12 @@ def test_any_bytes_are_read_or_refused_and_nothing_else(body):
         assert _peek(body).model
     except LayaError as error:
         assert error.http_status == 400
+
+
+@pytest.mark.parametrize("name", ["n", "best_of", "max_tokens", "max_output_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("sign", [b"", b"-"])
+def test_an_error_does_not_repeat_a_number_of_a_thousand_digits(name, sign):
+    with pytest.raises(LayaError) as caught:
+        _peek(b'{"model": "m", "messages": [], "%b": %b%b}' % (name.encode(), sign, b"9" * 1000))
+    assert caught.value.param == name
+    assert len(caught.value.message) < 100
