@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from inference_node.engines.base import BadRequest, Sampling
@@ -62,15 +63,69 @@ def _from_schema(text: str) -> str:
 
 
 def _check(node: Any, depth: int) -> None:
-    """Nothing is fetched and nothing nests without end."""
+    """Refuse what the converter would leave unheard: an answer must not break a rule that nobody told it of."""
     if depth > _DEEPEST:
         raise BadRequest(f"json_schema nests deeper than {_DEEPEST} levels", "json_schema")
-    if isinstance(node, dict):
-        ref = node.get("$ref")
-        if ref is not None and not (isinstance(ref, str) and ref.startswith("#")):
-            raise BadRequest("json_schema: a $ref must point into the schema itself, as #/$defs/name", "json_schema")
-        for value in node.values():
-            _check(value, depth + 1)
-    elif isinstance(node, list):
-        for value in node:
-            _check(value, depth + 1)
+    if not isinstance(node, dict):
+        raise BadRequest("json_schema: every schema in it must be an object", "json_schema")
+    heard = _heard(node)
+    for key in node:
+        if key not in heard and key not in _SILENT:
+            raise BadRequest(
+                f"llama.cpp's grammars cannot keep {key!r} here; take it out of json_schema", "json_schema"
+            )
+    ref = node.get("$ref")
+    if ref is not None and not (isinstance(ref, str) and ref.startswith("#/")):
+        raise BadRequest("json_schema: a $ref must point into the schema itself, as #/$defs/name", "json_schema")
+    for inner in _inner(node):
+        _check(inner, depth + 1)
+
+
+# Words that say nothing about what an answer may be, or hold what others refer to.
+_SILENT = frozenset(
+    ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated")
+)
+_FORMATS = frozenset(("date", "time", "date-time", "uuid", "uuid1", "uuid2", "uuid3", "uuid4", "uuid5"))
+
+
+def _heard(node: dict[str, Any]) -> tuple[str, ...]:
+    """The keywords that the converter reads of a schema like this one, in the order in which it decides."""
+    kind = node.get("type")
+    for word in ("$ref", "oneOf", "anyOf"):
+        if word in node:
+            return (word,)
+    if isinstance(kind, list):
+        return ("type",)
+    for word in ("const", "enum"):
+        if word in node:
+            return ("type", word)
+    if kind in (None, "object") and ("properties" in node or node.get("additionalProperties", True) is not True):
+        return ("type", "properties", "required", "additionalProperties")
+    if kind in (None, "object") and "allOf" in node:
+        return ("type", "allOf")
+    if kind in (None, "array") and "items" in node:
+        return ("type", "items", "minItems", "maxItems")
+    if kind in (None, "array") and "prefixItems" in node:
+        return ("type", "prefixItems")
+    if kind in (None, "string") and "pattern" in node:
+        return ("type", "pattern")
+    if kind in (None, "string") and node.get("format") in _FORMATS:
+        return ("type", "format")
+    if kind == "string":
+        return ("type", "minLength", "maxLength")
+    return ("type", "additionalProperties") if kind == "object" else ("type",)
+
+
+def _inner(node: dict[str, Any]) -> Iterator[Any]:
+    """The schemas right inside a schema."""
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(found := node.get(key), dict):
+            yield from found.values()
+    for key in ("oneOf", "anyOf", "allOf", "prefixItems"):
+        if isinstance(found := node.get(key), list):
+            yield from found
+    found = node.get("items")
+    if found is not None:
+        yield from found if isinstance(found, list) else (found,)
+    if isinstance(found := node.get("additionalProperties"), dict):
+        yield found
