@@ -40,7 +40,7 @@ from loadtest.figures import Aim, Table, Target, ratio, show
 from loadtest.peers import ALL, await_answer, package
 from loadtest.peers_setup import find, install_all, missing, versions
 from loadtest.rig import Rig, RigError, quiet
-from loadtest.rounds import WARM_LAP, Budget
+from loadtest.rounds import WARM_LAP, Budget, turns
 from shared.tasks import cancel_all
 
 SCENARIOS = ("prefix", "burst", "slow-node", "dying-node")
@@ -62,10 +62,6 @@ not it keeps up. Laya asks the nodes by gRPC, the others by HTTP at the nodes' o
 `good` is an answer whose first token came within a second and whose tokens came at 0.1 s each or faster; `cached` is
 the share of prompt tokens that a node found in its cache. nginx and Envoy (least connections) know nothing of models.
 """
-
-
-class Left(Exception):
-    """The budget is used up."""
 
 
 def targets_of(rig: Rig, wanted: Sequence[str], nodes: Sequence[str]) -> tuple[list[Target], str]:
@@ -134,46 +130,45 @@ async def back_again(own: Own, limit: float = 15.0) -> None:
 
 
 async def rounds_of(
-    own: Own, targets: Sequence[Target], plan: Plan, table: Table, rounds: int, seed: int, deadline: float
+    own: Own, targets: Sequence[Target], plan: Plan, table: Table, rounds: int, seed: int, budget: Budget
 ) -> None:
-    """Rounds in turns; a different router begins each. Raises Left."""
-    for number in range(rounds):
-        first = number % len(targets)
-        for target in (*targets[first:], *targets[:first]):
-            if time.monotonic() + WARM_LAP + plan.seconds > deadline:
-                raise Left
-            table.add(plan.name, target.name, **await one_run(own, target, plan, seed + number))
-            if plan.nodes.kill:
-                await back_again(own)
-            await asyncio.to_thread(quiet, [node.pid for node in own.nodes], 0.5)
+    """Rounds in turns; a different router begins each."""
+    for at, target in enumerate(turns(targets, rounds, budget, plan.name, WARM_LAP + plan.seconds)):
+        table.add(plan.name, target.name, **await one_run(own, target, plan, seed + at // len(targets)))
+        if plan.nodes.kill:
+            await back_again(own)
+        await asyncio.to_thread(quiet, [node.pid for node in own.nodes], 0.5)
 
 
 def scheduling(
-    wanted: Sequence[str], names: Sequence[str], rounds: int, seconds: float, seed: int, deadline: float
+    wanted: Sequence[str], names: Sequence[str], rounds: int, seconds: float, seed: int, budget: Budget
 ) -> Table:
     """All scenarios in one table."""
+    around = 0.0  # seconds that it takes to start and stop everything for a scenario
     table = Table("Scheduling on simulated nodes, open-loop load", _COLUMNS)
     for at, name in enumerate(names):
         plan = replace(quick(PLANS[name], None, seconds, None), patience=_PATIENCE)
         # A share of what is left each, so that a slow scenario does not take all from the last.
-        until = time.monotonic() + (deadline - time.monotonic()) / (len(names) - at)
+        share = budget.left / (len(names) - at)
+        if not Budget(share).allows(name, around + seconds * (1 + len(wanted))):
+            continue
+        began = time.monotonic()
         with Rig() as rig:
             nodes = start_nodes(rig, plan, _NO_TOKEN)
             targets, admin = targets_of(rig, wanted, [node.address for node in nodes])
             own = Own(rig, targets[0].address, Watched(admin), nodes)
-            try:
-                uvloop.run(rounds_of(own, targets, plan, table, rounds, seed, until))
-            except Left:
-                print(f"{name}: the budget allows no further round", file=sys.stderr)
+            around = time.monotonic() - began
+            uvloop.run(rounds_of(own, targets, plan, table, rounds, seed, Budget(share - around)))
+            ended = time.monotonic()
             for target in targets[1:]:  # some drain for long, and nothing of theirs is worth waiting for
                 for pid in target.pids[:1]:
                     rig.kill(pid)
+        around += time.monotonic() - ended
     return table
 
 
-def overhead(wanted: Sequence[str], rounds: int, deadline: float) -> list[Table]:
+def overhead(wanted: Sequence[str], rounds: int, budget: Budget) -> list[Table]:
     """Closed loops on canned nodes."""
-    budget = Budget(deadline - time.monotonic())
     with Rig() as rig:
         targets, backends = bench_http.start(rig, wanted, ["--messages", str(bench_http.EVENTS)])
         return bench_http.closed_loops(targets, backends, [bench_http.LOADS[k] for k in _OVERHEAD], 1.0, rounds, budget)
@@ -207,14 +202,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not find(name):
             print(missing(name), file=sys.stderr)
     wanted = [p for p in wanted if find(package(p))]
-    load, deadline = os.getloadavg()[0], time.monotonic() + args.budget
+    load, budget = os.getloadavg()[0], Budget(args.budget)
     tables: list[Table] = []
     goals: list[Aim] = []
     try:
         if "overhead" in args.only:
-            tables += overhead(wanted, args.rounds, deadline)
+            tables += overhead(wanted, args.rounds, budget)
         if "scheduling" in args.only:
-            table = scheduling(wanted, args.scenarios, args.rounds, args.seconds, args.seed, deadline)
+            table = scheduling(wanted, args.scenarios, args.rounds, args.seconds, args.seed, budget)
             tables.append(table)
             goals = aims(table)
     except (RigError, OSError) as error:

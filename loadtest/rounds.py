@@ -22,6 +22,11 @@ class Budget:
         self._until = time.monotonic() + seconds
         self.left_out: list[str] = []
 
+    @property
+    def left(self) -> float:
+        """Seconds that are left, 0 or more."""
+        return max(0.0, self._until - time.monotonic())
+
     def allows(self, what: str, seconds: float) -> bool:
         """Whether so many seconds more fit; says on stderr what is left out where not."""
         if time.monotonic() + seconds <= self._until:
@@ -35,10 +40,12 @@ class Budget:
 def turns(targets: Sequence[_T], rounds: int, budget: Budget, what: str, seconds: float) -> Iterator[_T]:
     """Every target once a round, each first as often as the others; ends where a whole round does not fit.
 
-    ``seconds`` is what a turn takes at least.
+    ``seconds`` is what a turn takes at least; what the last round took is what the next one is expected to.
     """
+    takes = seconds * len(targets)
     for number in range(rounds):
-        if not budget.allows(what, seconds * len(targets)):
+        if not budget.allows(what, takes):
             return
-        first = number % len(targets)
+        first, began = number % len(targets), time.monotonic()
         yield from (*targets[first:], *targets[:first])
+        takes = max(takes, time.monotonic() - began)
