@@ -25,6 +25,7 @@ from tests.support.chart import (
     workloads,
 )
 from tests.support.chart_features import FEATURES, models
+from tests.support.fake_kubernetes import kubernetes
 from tests.support.tools import run
 
 KUBERNETES = ("1.29", "1.33", "1.37")
@@ -336,3 +337,28 @@ def test_a_load_test_is_off_and_may_load_what_it_is_told_alone(helm: Path, tmp_p
             assert "--expect-workers" in locust["args"] or part == "worker"
         ports = one(manifests, "Service", "rel-laya-loadtest-master")["spec"]["ports"]
         assert [port["port"] for port in ports] == [5557]  # nobody in the cluster reaches the page
+
+
+def test_an_upgrade_keeps_the_number_that_an_autoscaler_set(helm3: Path, tmp_path: Path) -> None:
+    """Without a number, Helm's patch would take the old one out, and Kubernetes go on with a single pod."""
+    live = [
+        {
+            "apiVersion": "apps/v1",
+            "kind": kind,
+            "metadata": {"name": name, "namespace": "prod"},
+            "spec": {"replicas": 5},
+        }
+        for kind, name in (("Deployment", "rel-laya-router"), ("StatefulSet", "rel-laya-sim"))
+    ]
+    values = tmp_path / "v.yaml"
+    scaled = {"router": {"autoscaling": {"enabled": True}}, **models(autoscaling={"enabled": True, "kind": "hpa"})}
+    values.write_text(yaml.safe_dump({**SIM, **scaled}))
+    argv = ["template", "rel", CHART, "--namespace", "prod", "-f", values, "--dry-run=server"]
+    with kubernetes(tmp_path, *live) as env:
+        done = run(helm3, *argv, env=env)
+    assert done.returncode == 0, done.stderr
+    manifests = [m for m in yaml.safe_load_all(done.stdout) if m]
+    for one_of in live:
+        meta = one_of["metadata"]
+        assert isinstance(meta, dict)
+        assert one(manifests, str(one_of["kind"]), meta["name"])["spec"]["replicas"] == 5
