@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from inference_node.admission import Admitted, Need
 from inference_node.call import Call
 from inference_node.metrics import NodeMetrics, ServiceMetrics
 from inference_node.report import Reporter
+from inference_node.resumes import Attempt
 from inference_node.state import NodeState, Serving
 from inference_node.tracing import Trace, Tracing
 from shared.errors import LayaError, unavailable
@@ -56,6 +58,10 @@ class Door:
         """Whether the request that comes now is one of the few whose messages are timed."""
         self._turn = (self._turn + 1) % EVERY
         return self._turn == 0
+
+    def resuming(self, resuming: bool) -> AbstractContextManager[Attempt | None]:
+        """Around all that is done for a request that another node may have begun; None where none did."""
+        return self._metrics.resumes.attempt(resuming)
 
     def visit(self, service: str, call: Call, need: Need, priority: int, arrived: float) -> Visit:
         """A request that wants in; ``arrived`` is when it came, by the door's clock. Raises NOT_READY."""

@@ -16,6 +16,7 @@ from inference_node.keeper import Keeper
 from inference_node.lanes import Lane
 from inference_node.memory.guard import GpuReading
 from inference_node.report import Reporter
+from inference_node.resumes import Resumes
 from inference_node.state import NodeState, Serving
 from shared.net.counters import NetCounters
 from shared.version import __version__
@@ -78,6 +79,7 @@ class NodeMetrics:
             registry=registry,
             buckets=_FINE_SECONDS,
         )
+        self.resumes = Resumes(registry)
         registry.register(_Gauges(state, reporter, net or NetCounters()))
         self.services = {name: ServiceMetrics(self, name) for name in SERVICES}
 

@@ -14,6 +14,7 @@ from inference_node.door import Door, Visit
 from inference_node.engines.base import BadRequest, Delta, EngineError, Inexact
 from inference_node.prepare import Job, Preparer, refused
 from inference_node.resume import Resumed, inexact
+from inference_node.resumes import Attempt
 from inference_node.state import NodeState
 from inference_node.web import engine_dead
 from shared import headers as names
@@ -36,8 +37,12 @@ class InferenceService:
         """Stream a completion."""
         self._may_stream()
         arrived = self._door.clock()
-        job = await self._preparer.generate(request, _about(call))
-        run = _Run(self._door, "generate", job, arrived, call)
+        with self._door.resuming(request.HasField("resume")) as attempt:
+            job = await self._preparer.generate(request, _about(call))
+            run = _Run(self._door, "generate", job, arrived, call, attempt)
+            await self._generate(run, call)
+
+    async def _generate(self, run: _Run, call: ServerCall) -> None:
         first = not run.begun
         run.grant(self._state)
 
@@ -58,8 +63,12 @@ class InferenceService:
         """Stream the assistant's turn."""
         self._may_stream()
         arrived = self._door.clock()
-        job = await self._preparer.chat(request, _about(call))
-        run = _Run(self._door, "chat", job, arrived, call)
+        with self._door.resuming(request.HasField("resume")) as attempt:
+            job = await self._preparer.chat(request, _about(call))
+            run = _Run(self._door, "chat", job, arrived, call, attempt)
+            await self._chat(run, call)
+
+    async def _chat(self, run: _Run, call: ServerCall) -> None:
         started = {0} if run.begun else set[int]()
         run.grant(self._state)
 
@@ -157,6 +166,7 @@ class _Run:
 
     __slots__ = (
         "_arrived",
+        "_attempt",
         "_cached",
         "_call",
         "_door",
@@ -169,8 +179,11 @@ class _Run:
         "_visit",
     )
 
-    def __init__(self, door: Door, service: str, job: Job, arrived: float, call: ServerCall) -> None:
+    def __init__(
+        self, door: Door, service: str, job: Job, arrived: float, call: ServerCall, attempt: Attempt | None = None
+    ) -> None:
         self._call = call
+        self._attempt = attempt
         self._granted = False
         self._replayed = self._text = 0  # tokens that the client had before, and bytes of their text
         self._door = door
@@ -255,6 +268,8 @@ class _Run:
             delta.text, delta.token_ids, delta.logprobs = "", (), ()
         if self._text != resumed.text_bytes:
             raise inexact(f"the text here has {self._text} bytes, and the client has {resumed.text_bytes}")
+        if self._attempt is not None:
+            self._attempt.went_on(self._replayed)
         return False
 
     def _stop(self, error: LayaError) -> bool:

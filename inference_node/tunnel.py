@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import MutableMapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from inference_node import bodies, journal, resume
@@ -58,20 +59,29 @@ class OpenAIFront:
 
         Cancelling the caller's task tells the application that its client is gone, and ends it.
         """
-        try:
-            path, _, query = request.target.partition("?")
-            _check_route(request.method, path)
-            serving = self._state.serving
-            if path in GENERATING:
-                await self._generate(serving, path, query, request, call, reply)
-            elif request.resumed is not None:
-                raise resume.inexact("this path is not replayed")
-            else:
-                await self._run(serving, path, query, request, request.body, call, reply, None)
-        except LayaError as e:
-            if request.resumed is not None:
-                raise  # the client has an answer already; this one is for the router
-            await _refuse(reply, e)
+        resumed = request.resumed
+        if resumed is None:
+            try:
+                await self._serve(request, call, reply)
+            except LayaError as e:
+                await _refuse(reply, e)
+            return
+        # The client has an answer already: a refusal is for the router.
+        with self._door.resuming(True) as attempt:
+            if attempt is not None:
+                reply.tell_resumed(partial(attempt.went_on, resumed.delivered))
+            await self._serve(request, call, reply)
+
+    async def _serve(self, request: WebRequest, call: Call, reply: WebReply) -> None:
+        path, _, query = request.target.partition("?")
+        _check_route(request.method, path)
+        serving = self._state.serving
+        if path in GENERATING:
+            await self._generate(serving, path, query, request, call, reply)
+        elif request.resumed is not None:
+            raise resume.inexact("this path is not replayed")
+        else:
+            await self._run(serving, path, query, request, request.body, call, reply, None)
 
     async def _generate(
         self, serving: Serving, path: str, query: str, request: WebRequest, call: Call, reply: WebReply

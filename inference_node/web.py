@@ -61,6 +61,10 @@ class WebReply(ABC):
         """Whether the answer can go on elsewhere: ``why`` it cannot, if so; ``pinned`` is called when that changes."""
         return False
 
+    def tell_resumed(self, went_on: Callable[[], None]) -> bool:
+        """Have ``went_on`` called when all that the client has came again, and what is new is next; False for never."""
+        return False
+
     def stop(self, error: LayaError) -> bool:
         """End the answer and the task that makes it, now; False where that cannot be said here."""
         return False
@@ -72,7 +76,7 @@ class TunnelReply(WebReply):
     What the client has of it already is left out; until all of that has come, nothing is sent.
     """
 
-    __slots__ = ("_begun", "_call", "_head", "_on_pinned", "_past", "_pinned", "_suppressor", "handed")
+    __slots__ = ("_begun", "_call", "_head", "_on_pinned", "_past", "_pinned", "_suppressor", "_went_on", "handed")
 
     def __init__(self, call: ServerCall, resumed: Resumed | None) -> None:
         self._call = call
@@ -83,6 +87,7 @@ class TunnelReply(WebReply):
         self._on_pinned: Callable[[], None] | None = None
         self._pinned = False
         self.handed: Handed | None = None
+        self._went_on: Callable[[], None] | None = None
 
     @property
     def begun(self) -> bool:
@@ -94,6 +99,10 @@ class TunnelReply(WebReply):
             self.handed = Handed()
             self._on_pinned = pinned
         return not why
+
+    def tell_resumed(self, went_on: Callable[[], None]) -> bool:
+        self._went_on = went_on
+        return True
 
     def stop(self, error: LayaError) -> bool:
         self._call.stop(error)
@@ -119,6 +128,8 @@ class TunnelReply(WebReply):
                 return
             head, self._head = self._head, None
             if head is not None:
+                if self._went_on is not None:
+                    self._went_on()
                 await self._send(head)
         if handed is not None:
             await self._journal(handed, data)

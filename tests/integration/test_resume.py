@@ -228,6 +228,23 @@ async def test_what_cannot_have_been_said_here_is_refused_before_anything_is_sen
         assert (heard.code, heard.reason, heard.messages) == ("UNAVAILABLE", "RESUME_INEXACT", [])
 
 
+@pytest.mark.parametrize("request_of", ["typed", "web"])
+async def test_resumed_streams_are_counted_with_their_tokens_and_by_why_not(nodes: tuple[Node, Node], request_of: str):
+    named = (("x-request-id", "x"),)
+    request = generate(ignore_eos=True) if request_of == "typed" else WEB["chat"]
+    whole = await hear(nodes[0].address, request, (*ASK, *named))
+    asked = resumed(request, whole.messages[:4])
+    assert not (await hear(nodes[1].address, asked, (*RESUME, *named))).code
+    asked.resume.token_ids[1] = sim_text.WORDS_AT
+    assert (await hear(nodes[1].address, asked, (*RESUME, *named))).reason == "RESUME_INEXACT"
+    page = nodes[1].metrics.exposition().decode()
+    delivered = sum(len(message.token_ids) for message in whole.messages[:4])
+    assert 'laya_node_resumes_total{outcome="resumed"} 1.0' in page
+    assert 'laya_node_resumes_total{outcome="RESUME_INEXACT"} 1.0' in page
+    assert f"laya_node_resumed_tokens_total {delivered}.0" in page
+    assert 'outcome="resumed"' not in nodes[0].metrics.exposition().decode()
+
+
 async def test_only_a_router_may_resume(nodes: tuple[Node, Node]):
     for request in (generate(), WEB["chat"]):
         heard = await hear(nodes[0].address, resumed(request, []))
