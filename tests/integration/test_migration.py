@@ -366,6 +366,23 @@ async def test_a_stream_without_a_node_for_too_long_is_given_up(world: World) ->
     assert told.error is not None and "0.3 s passed" in metadata_of(told.error)["not_migrated"]
 
 
+async def test_a_node_that_is_alive_and_silent_in_mid_stream_is_left_for_another_one(world: World) -> None:
+    for _ in range(3):
+        await world.node()
+    router = await world.start(env={"LAYA_ROUTER__DEADLINES__BETWEEN_TOKENS": "0.4"})
+    world.script.append(Fate("hang", 5))
+    told = await generate(world)
+    assert (told.error, told.text, told.ids) == (None, text(TOKENS), list(range(TOKENS)))
+    assert told.last["laya-migrated"].startswith(f"from={told.first['laya-node']} ")
+    await world.rested()
+    world.script.append(Fate("hang", 6))
+    headers, data = await events(world)
+    first = next(node for node in world.nodes if node.node_id == headers["laya-node"])
+    assert data == body(TOKENS, first.created)
+    assert await router.metric("laya_router_migrations_total", outcome="moved") == 2
+    assert await router.metric("laya_router_events_total", event="node_lost") == 0, "its connection stays"
+
+
 async def test_a_drain_that_migrates_empties_a_node_at_once(three: World) -> None:
     assert three.router is not None
     three.script.append(Fate("hang", 5))
