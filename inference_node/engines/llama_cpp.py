@@ -101,10 +101,10 @@ class LlamaCppEngine(Engine):
         """Load the file, take the cells, start the thread, warm up."""
         begin = time.perf_counter()
         try:
-            self._model = await self._in_thread(self._load)
-            self._context = await self._in_thread(self._open, self._model)
-            self._info = self._describe(self._model, self._context)
-            self._worker = self._make_worker(self._model, self._context, self._info)
+            model = await self._in_thread(self._load)
+            context = await self._in_thread(self._open, model)
+            self._info = self._describe(model, context)
+            self._worker = self._make_worker(model, context, self._info)
             self._worker.start(self._deliver)
             loaded = time.perf_counter()
             await self._warm_up(self._info)
@@ -116,29 +116,27 @@ class LlamaCppEngine(Engine):
             "engine_started",
             load_s=round(loaded - begin, 2),
             all_s=round(time.perf_counter() - begin, 2),
-            cells=self._context.cells,
+            cells=context.cells,
             n_threads=self._settings.n_threads,
             quantization=self._info.quantization,
         )
         return self._info
 
     def _load(self) -> Model:
-        model = Model(self._library, self._path, self._settings, lambda: not self._stopping)
-        try:
-            if not model.generates:
-                raise NativeError("the model is no decoder of text; this engine generates text alone")
-            if model.chat_template:
-                bos, eos = (model.special(which) for which in ("bos", "eos"))
-                self._template = ChatTemplate(model.chat_template, bos, eos)
-        except ValueError as e:
-            logs.event(_log, logging.WARNING, "no_chat", why=str(e))
-        except NativeError:
-            model.close()
-            raise
+        """Kept from here on, so that ``stop`` finds it also when nobody waits for this any more."""
+        model = self._model = Model(self._library, self._path, self._settings, lambda: not self._stopping)
+        if not model.generates:
+            raise NativeError("the model is no decoder of text; this engine generates text alone")
+        if model.chat_template:
+            try:
+                self._template = ChatTemplate(model.chat_template, model.special("bos"), model.special("eos"))
+            except ValueError as e:
+                logs.event(_log, logging.WARNING, "no_chat", why=str(e))
         return model
 
     def _open(self, model: Model) -> Context:
-        return Context(model, self._settings, self._room.cells, self._room.max_num_seqs)
+        context = self._context = Context(model, self._settings, self._room.cells, self._room.max_num_seqs)
+        return context
 
     def _describe(self, model: Model, context: Context) -> EngineInfo:
         return EngineInfo(
