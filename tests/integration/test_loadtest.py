@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,10 @@ from tests.support.valkey import Valkey
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*argv: str, timeout: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*argv: str, timeout: float = 60.0, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *argv],
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, **env},
         capture_output=True,
         text=True,
@@ -51,6 +52,45 @@ def test_the_regression_guard_passes_the_same_code_and_catches_a_loop() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     same, slower = (json.loads(line) for line in done.stdout.splitlines())
     assert not same["cases"][0]["worse"] and slower["cases"][0]["worse"]
+
+
+SLOWER = """
+_submit = Dispatcher.submit
+
+
+def _slowly(self, *given):
+    for _ in range(3000):
+        pass
+    return _submit(self, *given)
+
+
+Dispatcher.submit = _slowly
+"""
+
+
+def test_the_regression_guard_fails_on_a_commit_that_made_the_hot_path_dearer(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    for name in ("router_node", "shared", "loadtest"):
+        shutil.copytree(ROOT / name, repository / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+
+    def git(*args: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *args], cwd=repository, check=True)
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-q", "-m", "as it was")
+    with (repository / "router_node" / "dispatch" / "dispatcher.py").open("a") as file:
+        file.write(SLOWER)
+    git("commit", "-q", "-a", "-m", "slower")
+    (repository / "README.md").write_text("a commit that changes no code")
+    git("add", "-A")
+    git("commit", "-q", "-m", "words")
+    argv = ["-m", "loadtest.perf", "--plain", "--by", "cpu", "--only", "dispatch", "--rounds", "1"]
+    done = run(*argv, cwd=repository)
+    assert done.returncode == 1, done.stdout + done.stderr
+    heading, _, case = done.stdout.splitlines()
+    assert "plain Python" in heading and "noise band 15%" in heading
+    assert case.startswith("dispatch") and "WORSE" in case
 
 
 def tables(*argv: str, timeout: float = 60.0) -> dict[str, list[dict[str, Any]]]:
