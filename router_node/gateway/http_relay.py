@@ -375,6 +375,8 @@ class HttpRelay:
             account.node_failed()
             if error.reason in ("UNKNOWN", "NO_STATUS"):
                 error = nonsense(account.node_id, "no status that says anything")
+        if (error.metadata or {}).get("phase") == "total":  # the node counts down the time that it was given
+            error = phases.total(account, account.bytes_out)
         self.refuse(error)
 
     def refuse(self, error: LayaError) -> None:

@@ -430,3 +430,15 @@ async def test_a_request_that_must_not_migrate_is_tried_again_only_if_no_node_sa
     node.finish()
     assert exchange.answer()[2] == b"{}"
     rig.assert_idle()
+
+
+async def test_a_node_that_is_first_to_find_the_time_over_does_not_hide_whose_time_it_was():
+    rig = Rig()
+    exchange = FakeExchange(b"POST", CHAT, [(b"laya-timeout-ms", b"2000")], BODY)
+    rig.gateway.handle(exchange)
+    error = LayaError(Code.DEADLINE_EXCEEDED, "DEADLINE", "The deadline passed.", metadata={"phase": "total"})
+    rig.used.last.refuse(error.grpc_trailers())
+    assert exchange.answer()[0] == 504
+    assert error_in(exchange)["message"] == "The call's deadline of 2 s passed before the answer was complete."
+    assert rig.count("deadline_total") == 1
+    rig.assert_idle()
