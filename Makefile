@@ -94,7 +94,7 @@ bench-node: setup ## Measure the node's gRPC server beside grpc.aio
 bench-peers: setup ## Measure peers and Laya before the same simulated nodes, within six minutes; ARGS=--install-peers fetches them
 	@$(BIN)/python -m loadtest.bench_peers $(ARGS)
 
-bench-vllm: setup ## Measure real vLLM through the router and directly, within six minutes
+bench-vllm: setup ## Measure real vLLM through the router and directly, within ten minutes
 	@$(BIN)/python -m loadtest.bench_vllm $(ARGS)
 
 perf: setup ## Compare the router's hot path with BASE=revision in CPU instructions; ARGS=--self-test tests the test
