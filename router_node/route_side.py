@@ -14,7 +14,7 @@ from router_node.routes.desk import Desk, LocalKeeper
 from router_node.routes.file import FileWatch, read, rules_of
 from router_node.routes.manager import RouteManager
 from router_node.routes.replica import Replica
-from router_node.routes.review import review
+from router_node.routes.review import costs, review, told
 from router_node.routes.rules import RouteError, Rule
 from router_node.routes.saved import Saver
 from router_node.routes.saved import read as read_saved
@@ -76,7 +76,9 @@ class RouteSide:
         try:
             # As a whole, once; the rules of the configuration were looked at one by one.
             live = whole(self.manager.compiled(self.manager.book))
-            for warning in review(live.rules, list(live.rules), live.matcher, self.manager.pools()):
+            warnings = costs(live.rules.values())
+            warnings += whole(review(live.rules, list(live.rules), live.matcher, self.manager.pools()))
+            for warning in told(warnings):
                 logs.event(log, logging.WARNING, "route_warning", detail=warning)
         except RouteError as error:
             raise ConfigError(f"router.routes: {error}") from None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from router_node.routes.book import Book, Change, Op, Put, applied, back
 from router_node.routes.manager import RouteManager
-from router_node.routes.review import review
+from router_node.routes.review import costs, review, told
 from router_node.routes.rules import RouteError, Rule
 from router_node.routes.slices import in_turns
 from shared.errors import Code, LayaError, invalid
@@ -39,6 +39,7 @@ class LocalKeeper(Keeper):
         if book.lineage:
             self._manager.take(change)
         else:
+            self._manager.served_none = True
             self._manager.reset(Book.begun(applied(book.rules, change.ops)))
 
 
@@ -111,14 +112,16 @@ class Desk:
         if change is None:
             return Outcome(book, None, [])
         after = Book(book.lineage, change.number, change.digest, applied(book.rules, change.ops))
-        live = await in_turns(self._manager.compiled(after, [op.name for op in change.ops]))
+        with self._manager.growth.of(len(change.ops)):
+            live = await in_turns(self._manager.compiled(after, [op.name for op in change.ops]))
         changed = [op.rule.name for op in change.ops if isinstance(op, Put)]
-        # All of it is plain data that nobody changes. A large table takes a while, for which requests must not wait.
-        warnings = await asyncio.to_thread(review, after.rules, changed, live.matcher, self._manager.pools())
+        dear = [after.rules[name] for name in changed if after.rules[name].when.content]
+        warnings = await asyncio.to_thread(costs, dear) if dear else []
+        warnings += await in_turns(review(after.rules, changed, live.matcher, self._manager.pools()))
         if dry:
-            return Outcome(book, change, warnings)
+            return Outcome(book, change, told(warnings))
         await self._keeper.write(book, change)
-        return Outcome(self._manager.book, change, warnings)
+        return Outcome(self._manager.book, change, told(warnings))
 
 
 def moved(number: int) -> LayaError:

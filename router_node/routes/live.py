@@ -89,6 +89,7 @@ class LiveTable:
             for name in changed:
                 conditions.pop(name, None)
             names: Collection[str] = [name for name in changed if name in rules]
+            yield len(conditions) // 4
         else:
             conditions, names = {}, rules.keys()
         for name in names:

@@ -17,8 +17,8 @@ from typing import Final
 
 from router_node.dispatch import Dispatcher
 from router_node.routes.book import Book, Change
+from router_node.routes.growth import Growth
 from router_node.routes.live import LiveTable
-from router_node.routes.rules import RouteError
 from router_node.routes.slices import Steps, Working, turn, whole
 from router_node.routes.table import RouteTable
 from shared.logging import event, get
@@ -44,6 +44,10 @@ class RouteManager:
         """The changes that led to it, oldest first, without a gap."""
         self.listeners: list[Listener] = []
         """Told of each new version, with the changes that led there, or None where it is another table."""
+        self.growth = Growth()
+        """For work that makes many rules."""
+        self.served_none = False
+        """It is known that there were no rules, so requests may go by none until a table is ready."""
         self.swaps = 0
         self.swapped_at = 0.0  # time.time() of the last swap
         self._table = table
@@ -55,6 +59,7 @@ class RouteManager:
         self._differ: set[str] | None = None
         self._compiling: set[str] | None = set()
         self._next = 0.0
+        self._growing: Growth | None = None
         self._timer: asyncio.Handle | None = None
 
     @property
@@ -106,6 +111,7 @@ class RouteManager:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._grown()
 
     def pools(self) -> set[str]:
         """The names of pools that have nodes, with and without revision."""
@@ -137,7 +143,10 @@ class RouteManager:
         steps = self.compiled(self.book, ())
         differ, self._differ = self._differ, set()
         self._compiling = differ
-        first = self._table.live is None  # nobody is to go by no rules while there are some
+        # Nobody is to go by no rules while there are some.
+        first = self._table.live is None and not self.served_none
+        self._growing = self.growth.of(len(self.book.rules) if differ is None else len(differ))
+        self._growing.__enter__()
         self._go_on(steps, self.book, 0.0, whole if first else turn)
 
     def _go_on(
@@ -151,7 +160,7 @@ class RouteManager:
             spent += time.perf_counter() - began
             self._timer = self._loop.call_soon(self._go_on, steps, book, spent, work)
             return
-        except RouteError as error:
+        except Exception as error:
             # Checked before it was written; only another version of Laya could have written it.
             event(log, logging.ERROR, "routes_unusable", version=book.number, detail=str(error), effect="the old stay")
         self._timer = None
@@ -160,14 +169,21 @@ class RouteManager:
             self._swapped(live)
         elif self._differ is not None:
             self._differ = None if self._compiling is None else self._differ.union(self._compiling)
+        self._grown()
         self._compiling = set()
         self._next = self._loop.time() + max(SWAP_EVERY, REST * spent)
         if self.book is not book:  # there was another change meanwhile
             self._timer = self._loop.call_later(self._next - self._loop.time(), self._swap)
 
+    def _grown(self) -> None:
+        growing, self._growing = self._growing, None
+        if growing is not None:
+            growing.__exit__(None, None, None)
+
     def _swapped(self, live: LiveTable | None) -> None:
         self._table.swap(live)
         if live is None:
+            self.served_none = True
             self._differ = None
             self._next = self._loop.time() + SWAP_EVERY
         self.swaps += 1

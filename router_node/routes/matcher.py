@@ -10,7 +10,7 @@ A matcher is never changed. A new one takes over from the old whatever buckets t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from router_node.routes.bucket import Bucket
@@ -110,17 +110,19 @@ class Matcher:
                 found = touched[key] = {rule.rule.name: rule for rule in bucket.rules}
             return found
 
+        yield len(buckets) // 4
         for rule in gone:
             for key in rule.models:
+                new = key not in touched
                 at(key).pop(rule.rule.name, None)
-            yield 1
+                yield len(touched[key]) if new else 1
         for rule in come:
             for key in rule.models:
+                new = key not in touched
                 at(key)[rule.rule.name] = rule
-            yield 1
+                yield len(touched[key]) if new else 1
         for key, members in touched.items():
             if members:
-                yield len(members)  # they were gathered above
                 buckets[key] = yield from Bucket.of(members.values())
             else:
                 buckets.pop(key, None)
@@ -152,15 +154,17 @@ class Matcher:
             found.append(self._any)
         return tuple(found)
 
-    def near(self, rule: Conditions) -> Collection[Conditions]:
-        """Rules that share a way to be found with ``rule``: those for any model, and those for its names."""
-        found: dict[str, Conditions] = {}
+    def near(self, rule: Conditions) -> Iterator[Conditions]:
+        """Rules that share a way to be found with ``rule``: those for any model, and those for its names.
+
+        One that shares several may come more than once.
+        """
+        found: dict[int, Bucket] = {}
         for kind, value in rule.models:
             buckets = self.of_model(value) if kind in ("exact", "prefix") else (self._any,)
             own = self._buckets.get((kind, value))
-            for bucket in (*buckets, *((own,) if own is not None else ())):
-                found.update((other.rule.name, other) for other in bucket.rules)
-        return found.values()
+            found.update((id(one), one) for one in (*buckets, own) if one is not None)
+        return (other for bucket in found.values() for other in bucket.rules)
 
     def exact_names(self) -> Collection[str]:
         """Model names that rules name in full."""

@@ -28,6 +28,7 @@ from router_node.routes.book import FORMAT, Book, Change, Op, Put, applied
 from router_node.routes.desk import Keeper, moved
 from router_node.routes.manager import HISTORY, RouteManager
 from router_node.routes.rules import RouteError, Rule
+from router_node.routes.slices import in_turns
 from router_node.routes.wire import (
     FIELDS,
     LOG_LENGTH,
@@ -57,7 +58,6 @@ FRESH: Final = 1.0  # seconds after a (re)connection before a change is written:
 FIRST: Final = 3.0  # seconds that an empty store stays empty before a lineage is begun: others may have one
 WAIT: Final = 5.0  # seconds that an operator's change may wait for the store
 
-_MANY: Final = 300  # rules
 _TROUBLE: Final = ("gap", "lineage", "fork", "trimmed", "unreadable")
 
 
@@ -287,6 +287,7 @@ class Replica(Keeper):
             await self._reseed(client, book)
             return
         now = asyncio.get_running_loop().time()
+        self._manager.served_none = True
         if self._empty_since < 0:
             self._empty_since = now
         rules = self._seed()
@@ -319,8 +320,7 @@ class Replica(Keeper):
 
     async def _seeded(self, client: Redis, book: Book, settle: int) -> list[str]:
         args: list[Any] = [FORMAT, book.lineage, book.number, book.digest, settle]
-        for name in sorted(book.rules):
-            args += [name, self._seal.rule(book.rules[name])]
+        args += await in_turns(self._seal.table(book.rules))
         async with asyncio.timeout(self._op_timeout * 4):
             return _texts(await client.eval(scripts.SEED, 3, *self._keys, *args))
 
@@ -335,10 +335,8 @@ class Replica(Keeper):
             return
         flat = answer[2]
         stored = dict(zip(flat[::2], flat[1::2], strict=True))
-        if len(stored) < _MANY:
-            book, odd = read_table(self._seal, head, stored)
-        else:  # it takes a while, for which requests must not wait
-            book, odd = await asyncio.to_thread(read_table, self._seal, head, stored)
+        with self._manager.growth.of(len(stored)):
+            book, odd = await in_turns(read_table(self._seal, head, stored))
         self.reloads[why] += 1
         self.rejected += len(odd)
         for text in odd[:8]:

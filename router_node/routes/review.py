@@ -10,15 +10,18 @@ from router_node.routes.legs import Legs
 from router_node.routes.matcher import Matcher
 from router_node.routes.patterns import MAX_CONTENT, MAX_SECONDS, content_cost
 from router_node.routes.rules import MAX_RULES, RouteError, Rule
+from router_node.routes.slices import STRETCH, Steps
 
 _MAX_TOLD: Final = 20  # warnings
 _MAX_LOOKS: Final = 40_000  # pairs of rules that are compared for one change
 _CAPS: Final[Mapping[str, int]] = {}
+_LEGS: Final = 20  # units of work to look at where a rule leads
+_COMPARED: Final = 2  # and to compare two rules
 
 
 def review(
     rules: Mapping[str, Rule], changed: Collection[str], matcher: Matcher, pools: Collection[str]
-) -> Sequence[str]:
+) -> Steps[list[str]]:
     """Warnings about a table in which the rules named ``changed`` are new. Raises RouteError when it cannot be used.
 
     ``matcher`` is made of the new table, ``pools`` are the names that nodes serve now.
@@ -29,27 +32,41 @@ def review(
     if len(patterns) > MAX_CONTENT:
         raise RouteError(f"{len(patterns)} content patterns are more than {MAX_CONTENT} in one table; take some out")
     touched = set(changed)
-    for rule in rules.values():
+    for at, rule in enumerate(rules.values()):
         if rule.name in touched or any(fallback.route for fallback in rule.fallback):
             Legs(rule, rules, _CAPS)  # raises for circles and for routes that are not there
+            yield _LEGS
+        elif not at % STRETCH:
+            yield STRETCH
     warnings: list[str] = []
     looks = _MAX_LOOKS
     for name in changed:
         conditions = matcher.rules.get(name)
         if conditions is None:
             continue
-        warnings += _costs(conditions.rule)
         warnings += _missing(conditions.rule, pools)
-        near = matcher.near(conditions)
         if looks > 0:
-            looks -= len(near)
-            _refuse_shadowed(conditions, near)
+            looks -= yield from _refuse_shadowed(conditions, matcher.near(conditions))
         if looks > 0:
             looks -= len(rules)  # narrower rules may lie anywhere
-            warnings += _shadowing(conditions, matcher.rules.values())
+            warnings += yield from _shadowing(conditions, matcher.rules.values())
         if len(warnings) > _MAX_TOLD:
-            return [*warnings[:_MAX_TOLD], "and more of the kind"]
+            break
+        yield 1
     return warnings
+
+
+def told(warnings: Sequence[str]) -> Sequence[str]:
+    """No more of them than a person reads."""
+    return [*warnings[:_MAX_TOLD], "and more of the kind"] if len(warnings) > _MAX_TOLD else warnings
+
+
+def costs(rules: Iterable[Rule]) -> list[str]:
+    """What each content pattern of these rules takes. Raises RouteError for one that takes too long.
+
+    This takes long itself, most of it without the interpreter: call it from a thread.
+    """
+    return [warning for rule in rules for warning in _costs(rule)]
 
 
 def _costs(rule: Rule) -> Iterable[str]:
@@ -72,19 +89,30 @@ def _missing(rule: Rule, pools: Collection[str]) -> Iterable[str]:
             )
 
 
-def _refuse_shadowed(conditions: Conditions, near: Iterable[Conditions]) -> None:
-    for other in near:
+def _refuse_shadowed(conditions: Conditions, near: Iterable[Conditions]) -> Steps[int]:
+    """How many rules were looked at."""
+    at = 0
+    for at, other in enumerate(near, 1):
         if other.order < conditions.order and covers(other, conditions):
             raise RouteError(
                 f"route {conditions.rule.name!r} can never match: route {other.rule.name!r} comes before it and takes"
                 " all that it would; give it a lower priority number or narrower neighbours"
             )
+        if not at % STRETCH:
+            yield _COMPARED * STRETCH
+    return at
 
 
-def _shadowing(conditions: Conditions, near: Iterable[Conditions]) -> Iterable[str]:
-    for other in near:
+def _shadowing(conditions: Conditions, rules: Iterable[Conditions]) -> Steps[list[str]]:
+    out: list[str] = []
+    for at, other in enumerate(rules, 1):
         if other.order > conditions.order and covers(conditions, other):
-            yield f"route {other.rule.name!r} can never match now: {conditions.rule.name!r} takes all that it would"
+            out.append(
+                f"route {other.rule.name!r} can never match now: {conditions.rule.name!r} takes all that it would"
+            )
+        if not at % STRETCH:
+            yield _COMPARED * STRETCH
+    return out
 
 
 def covers(wide: Conditions, narrow: Conditions) -> bool:

@@ -17,10 +17,12 @@ import msgspec
 
 from router_node.routes.book import FORMAT, Book, Change
 from router_node.routes.rules import RouteError, Rule, encode, from_json
+from router_node.routes.slices import Steps
 
 MAX_ENTRY: Final = 8 << 20  # bytes of one change
 FIELDS: Final = ("format", "lineage", "number", "digest", "rules")  # of the head
 LOG_LENGTH: Final = 1000  # changes that the store keeps, about
+_RULE: Final = 30  # units of work to sign or read one rule
 _SIGNATURE: Final = 64  # hex digits
 _CONTEXT: Final = b"laya routes 1\0"
 
@@ -76,6 +78,14 @@ class Seal:
             raise RouteError("it was stored under another name")
         return rule
 
+    def table(self, rules: Mapping[str, Rule]) -> Steps[list[str | bytes]]:
+        """Names and rules in turn, to store."""
+        out: list[str | bytes] = []
+        for name, rule in rules.items():
+            out += (name, self.rule(rule))
+            yield _RULE
+        return out
+
     def change(self, lineage: str, change: Change) -> bytes:
         """A change, to store in the log of a lineage."""
         return self.close(b"change\0" + lineage.encode(), _encode_change(change))
@@ -129,11 +139,12 @@ def read_head(values: Sequence[bytes | None]) -> Head | None:
     return Head(known, lineage, int(number), digest, int(rules) if rules.isdigit() else 0)
 
 
-def read_table(seal: Seal, head: Head, stored: Mapping[bytes, bytes]) -> tuple[Book, list[str]]:
+def read_table(seal: Seal, head: Head, stored: Mapping[bytes, bytes]) -> Steps[tuple[Book, list[str]]]:
     """The version that the store holds, and why some of what lies there was left out."""
     rules: dict[str, Rule] = {}
     odd: list[str] = []
-    for raw_name in sorted(stored):
+    for raw_name in stored:
+        yield _RULE
         name = raw_name.decode("utf-8", "replace")
         try:
             rules[name] = seal.read_rule(name, stored[raw_name])

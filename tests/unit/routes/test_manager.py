@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -147,3 +148,17 @@ async def test_a_large_table_is_swapped_slice_by_slice_and_requests_go_by_the_ol
     await until(lambda: site.live == (1, ["r0100"]), "the other table is live")
     assert pools("r0100") == ["four"]
     site.manager.close()
+
+
+async def test_the_first_rules_of_all_are_compiled_in_slices_too_and_the_collector_works_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slices, "SLICE", 100)
+    rules = [rule(f"r{i:04}", when={"model": "m", "tenant": f"t{i}"}) for i in range(600)]
+    site = Site()
+    made = await site.desk.change(rules, [], author="me")
+    assert made.book.number == 1 and site.table.live is None and not gc.isenabled()
+    await until(lambda: site.table.live is not None, "swapped")
+    assert site.live == (1, [one.name for one in rules])
+    await until(gc.isenabled, "the collector is on again")
+    gc.unfreeze()

@@ -9,14 +9,17 @@ import pytest
 from router_node.routes import review as module
 from router_node.routes.conditions import Conditions
 from router_node.routes.matcher import Matcher
-from router_node.routes.review import covers, review
+from router_node.routes.review import costs, covers, review, told
 from router_node.routes.rules import RouteError, parse
+from router_node.routes.slices import whole
 
 
 def look(*trees: dict[str, Any], changed: list[str] | None = None, pools: tuple[str, ...] = ("p",)) -> list[str]:
     rules = {tree["name"]: parse({"targets": "p", **tree}) for tree in trees}
     matcher = Matcher({name: Conditions(rule) for name, rule in rules.items()})
-    return list(review(rules, changed or list(rules), matcher, pools))
+    names = changed or list(rules)
+    warnings = costs([rules[name] for name in names])
+    return list(told(warnings + whole(review(rules, names, matcher, pools))))
 
 
 @pytest.mark.parametrize(

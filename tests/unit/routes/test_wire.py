@@ -6,6 +6,7 @@ import pytest
 
 from router_node.routes.book import FORMAT, Book, Put
 from router_node.routes.rules import RouteError
+from router_node.routes.slices import whole
 from router_node.routes.wire import Head, Seal, entry_id, number_of, read_head, read_table
 from tests.support.routes import rule
 
@@ -52,7 +53,7 @@ def test_a_head_is_read_or_said_to_make_no_sense() -> None:
 
 def test_a_table_leaves_out_what_is_not_ours_and_says_so() -> None:
     stored = {b"a": SEAL.rule(rule("a")), b"b": b"junk"}
-    book, odd = read_table(SEAL, Head("1", "L", 3, "d"), stored)
+    book, odd = whole(read_table(SEAL, Head("1", "L", 3, "d"), stored))
     assert (book.number, list(book.rules)) == (3, ["a"])
     assert len(odd) == 1 and "'b'" in odd[0]
 
