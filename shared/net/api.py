@@ -102,6 +102,9 @@ class ServerStream(Protocol):
     def reset(self, code: int) -> None:
         """Abort the stream. A response that was already ended is delivered first (code NO_ERROR then)."""
 
+    def be_patient(self, seconds: float) -> None:
+        """A peer that is answered before its request is whole has so many seconds before it is told to stop sending."""
+
     @abstractmethod
     def consumed(self, n: int) -> None:
         """n received bytes have been taken; the peer may send as many more."""

@@ -19,6 +19,8 @@ _UPLOADING: Final = 0
 _FRESH: Final = 1
 _STARTED: Final = 2
 _ENDED: Final = 3
+# Seconds. An answer that a reset follows at once is lost on some clients that still send, such as curl 7.88.
+_PATIENCE: Final = 1.0
 _DROPPED: Final = HOP_BY_HOP | {b"expect"}
 
 _log = logging.get("http2")
@@ -254,6 +256,7 @@ class Http2Exchange(HttpExchange):
         self._parts = []
         self._front.flusher.counters.count("http_" + reason)
         self._state = _FRESH
+        self._stream.be_patient(_PATIENCE)
         self.respond(error.http_status, *error_answer(error))
 
     def _head(self, status: int, headers: Headers, length: bytes | None) -> Headers:

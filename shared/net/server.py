@@ -51,9 +51,10 @@ _unheard: Final = unheard
 class H2ServerStream(StreamBase):
     """One request and its answer: a ``ServerStream``."""
 
-    __slots__ = ("born", "responded", "sink")
+    __slots__ = ("born", "patience", "responded", "sink")
 
     born: float  # loop time at which it was opened
+    patience: float
     sink: ServerSink
     responded: bool
 
@@ -61,6 +62,7 @@ class H2ServerStream(StreamBase):
         self.conn = conn
         self.id = stream_id
         self.born = conn.heard
+        self.patience = 0.0
         self.closed = self.local_ended = self.bulky = self.responded = self.bodyless = False
         self.remote_ended = remote_ended
         self.queued = self.held = self.taken = 0
@@ -98,7 +100,21 @@ class H2ServerStream(StreamBase):
 
     def ended(self) -> None:
         """The answer is complete before the request: see that the request ends too, once the answer has left."""
-        self.conn.finishing.append(self)
+        if self.patience:
+            self.conn.flusher.loop.call_later(self.patience, self._finish)
+        else:
+            self.conn.finishing.append(self)
+
+    def be_patient(self, seconds: float) -> None:
+        """Let a peer that is answered early read that before it is told to stop sending."""
+        self.patience = seconds
+
+    def _finish(self) -> None:
+        conn = self.conn
+        if not self.closed and not self.remote_ended:
+            conn.finishing.append(self)
+            if not conn.touched:
+                conn.flusher.touch(conn)
 
     def hold_back(self, data: bytes, end: bool) -> bool:
         """Have the engine take turns frame by frame, as it does not by itself."""

@@ -242,6 +242,37 @@ def test_the_largest_body_makes_room_when_all_together_are_too_much():
     assert site.reasons()["http_crowded_out"] == 1
 
 
+def test_who_is_refused_early_may_read_why_before_it_is_told_to_stop():
+    site = Site(echo)
+    number = site.ask(request(), b"x" * 300_000, end=False)
+    seen = site.seen(number)
+    assert (problem(seen), seen.ended, seen.closed) == ((413, "body_too_large"), True, None)
+    site.link.raw.connection.send_data(number, b"more")
+    site.link.pump()
+    site.loop.advance(0.9)
+    site.link.pump()
+    assert seen.closed is None
+    site.loop.advance(0.2)
+    site.link.pump()
+    assert seen.closed == NO_ERROR
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_who_stops_by_itself_or_is_done_is_told_nothing(stops: bool):
+    site = Site(echo)
+    number = site.ask(request(), b"x" * 300_000, end=False)
+    connection = site.link.raw.connection
+    if stops:
+        connection.reset_stream(number, NO_ERROR)
+    else:
+        connection.send_data(number, b"", end_stream=True)
+    site.link.pump()
+    assert site.link.protocol.streams == 0
+    site.loop.advance(2)
+    site.link.pump()
+    assert site.exchanges == [] and not site.link.protocol.dead
+
+
 def test_a_length_that_is_a_lie_is_refused():
     site = Site(echo)
     number = site.ask(request((b"content-length", b"10")), b"short")

@@ -153,6 +153,15 @@ async def test_large_bodies_pass_both_ways_over_every_protocol(tmp_path: Path):
                 assert got.endswith(" 200")
 
 
+async def test_curl_reads_why_its_upload_is_refused_over_every_protocol(tmp_path: Path):
+    (tmp_path / "body").write_bytes(b"x" * 5_000_000)
+    async with house({"max_body_bytes": 1000}) as (_, listener):
+        for flag in ("--http1.1", "--http2-prior-knowledge"):
+            for upload in (["--data-binary", f"@{tmp_path}/body"], ["-X", "POST", "-T", f"{tmp_path}/body"]):
+                got = await curl(flag, "-H", "expect:", *upload, f"http://{listener.address}/p")
+                assert "limited to 1000 bytes" in got and got.endswith(" 413")
+
+
 async def test_tls_serves_both_by_alpn(tmp_path: Path):
     authority = Authority(tmp_path)
     pair = authority.pair("server")
