@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ INSTALL = "install it with `make setup-llama-cpp`, or `pip install 'laya[llama-c
 NO_ROOM = 1  # what ``decode`` gives when no cells are free
 _ERROR = 3  # llama.cpp's log level
 _PIECE = 256
+_SPINS = "1000"  # some tens of microseconds
 
 
 class NativeError(Exception):
@@ -47,6 +49,10 @@ class Library:
     @staticmethod
     def load() -> Library:
         """Import llama-cpp-python. Raises EngineUnavailable."""
+        if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
+            # A computing thread that lost its core is waited for by all others at each of hundreds of barriers a token.
+            # Left to itself OpenMP spins there for milliseconds, and keeps the very core from the one it waits for.
+            os.environ["GOMP_SPINCOUNT"] = _SPINS
         try:
             return Library(importlib.import_module("llama_cpp"))
         except (ImportError, OSError, RuntimeError) as e:
