@@ -19,6 +19,7 @@ from typing import Final
 ANYONE: Final = ssl._create_unverified_context()  # whose page it is does not matter here
 REST_LIMIT: Final = 6.0  # seconds for what ends to have ended
 _SLACK_TASKS: Final = 12  # of connections that are being opened, probes, a scrape
+_SLACK_WORKER: Final = 16  # tasks of a worker of a router
 _SLACK_FILES: Final = 16
 
 _ROUTER_ZERO: Final = (
@@ -84,6 +85,8 @@ def _compare(base: Baseline, text: str) -> list[str]:
     tasks = value(text, f"laya_{kind}_tasks")
     # Three for each peer: a link or a watch, and what serves or follows it. A node's rare services are grpc.aio's.
     allowed = base.tasks + 3 * peers + _SLACK_TASKS
+    if kind == "router" and _processes(text) > 1:  # who may have had yet to say what they have
+        allowed += value(text, "laya_router_workers") * _SLACK_WORKER
     if tasks > allowed:
         problems.append(f"{tasks:g} tasks, and {allowed:g} are explained")
     files = _files(base.pid)
