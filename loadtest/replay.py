@@ -114,7 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"replay: {error}", file=sys.stderr)
+    said = str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        said = f"{error.filename}: {error.strerror}"
+    print(f"replay: {said}", file=sys.stderr)
     return code
 
 

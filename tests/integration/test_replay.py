@@ -142,6 +142,7 @@ def test_more_than_the_cap_is_dropped_and_counted(running: Cluster, tmp_path: Pa
         ("http://127.0.0.1:1", [row(0, [])], (), 3, "cannot be reached"),
         ("", [row(0, []), {"timestamp": -1}], (), 2, "line 2: timestamp must be milliseconds"),
         ("", [row(0, [])], ("--speed", "0"), 2, "--speed: 0 is not above 0"),
+        ("", [row(0, [])], ("--api-keys", "/nowhere"), 2, "replay: /nowhere: No such file or directory"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_with_a_sentence(
