@@ -22,7 +22,7 @@ from router_node.relay.migrate import ASKED, FULL, MIGRATABLE, Migrations, journ
 from router_node.relay.trip import Trip
 from shared import headers as names
 from shared.errors import Code, LayaError
-from shared.net.api import ClientStream, Headers
+from shared.net.api import CANCEL, ClientStream, Headers
 from shared.net.exchange import HttpExchange
 from shared.net.grpc_wire import error_from_trailers, format_timeout
 
@@ -294,6 +294,9 @@ class MovingRelay(WaryRelay):
         """
         trip = self._trip
         if trip is not None and self._journal is not None and self._state == STREAMING and trip.silent(error):
+            stream, self._stream = self._stream, None
+            if stream is not None and not stream.closed:
+                stream.reset(CANCEL)
             self._move(trip, False)
             return
         if self._why and self._state == STREAMING and error.reason == "NODE_LOST":

@@ -96,6 +96,15 @@ async def test_one_that_falls_silent_after_the_last_message_is_not_missed() -> N
     call.over()
 
 
+async def test_nor_is_one_over_http() -> None:
+    ask = Ask(rig())
+    node = ask.begun(part(chunk(0), 0, finish="stop"), part(DONE))
+    await silent(ask, node)
+    assert (ask.client.state, ask.text) == ("finished", chunk(0) + DONE)
+    assert ask.rig.metrics.moves.sample().outcomes == {"complete": 1}
+    ask.over()
+
+
 @pytest.mark.parametrize("http", [False, True])
 async def test_while_a_stream_has_no_node_this_limit_does_not_count(http: bool) -> None:
     """The next one may have to compute a long prompt again: ``max_stall`` is what it has."""
