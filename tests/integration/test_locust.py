@@ -83,7 +83,6 @@ def test_refusals_are_counted_by_reason_with_percentiles(tmp_path: Path) -> None
     flags = ("-u2", "-r2", "-t2s", "--scenarios", "summary", "--csv", str(tmp_path / "run"), "--call-timeout-s", "0.1")
     slow = {"LAYA_INFERENCE__SIM__PREFILL_TOKENS_PER_SECOND": "2000"}
     with cluster(Spec(nodes=1, node=slow)) as c:
-        c.router.leaks_looked_for = False
         done = locust(f"http://{c.address}", *flags)
     assert done.returncode == 1, done.stdout + done.stderr
     with (tmp_path / "run_laya_rejects.csv").open() as file:
