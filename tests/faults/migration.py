@@ -31,6 +31,7 @@ _ENV: Final = {
 }
 _LEAST, _MOST = 20, 100  # tokens of a stream
 _PATIENCE: Final = 40.0  # seconds for any one step
+_ENOUGH: Final = 20  # problems, and nothing new will be seen
 _ATTEMPTS: Final = 3  # moves of a stream that a router allows
 # Seconds after which what a reader sees can only be from another node than the one that was broken.
 _SURE: Final = {"stop": KEEPALIVE, "partition": KEEPALIVE, "rst": 0.5}
@@ -63,8 +64,8 @@ class Breaker:
         self._readers = self._new()
         self._readers.start()
         try:
-            while (result.twice if name == "two deaths" else result.moved) < streams and not result.problems:
-                if self._loop.time() - since > limit:
+            while (result.twice if name == "two deaths" else result.moved) < streams:
+                if self._loop.time() - since > limit or len(result.problems) > _ENOUGH:
                     break
                 result.rounds += 1
                 struck, at = await self._round(name), self._loop.time() + _SURE.get(name, 0.0)
@@ -83,9 +84,12 @@ class Breaker:
     def _collect(self, result: Result) -> None:
         """Count the streams that had ended at the last call: the log may be a moment behind."""
         self._read_logs()
+        known = len(result.problems)
         for stream in self._ended_then:
             stream.moves = self._moves[stream.name]
             result.add(stream)
+        for problem in result.problems[known:]:
+            self._say(f"PROBLEM {result.name}: {problem}")
         self._ended_then = [*self._readers.done]
         self._readers.done.clear()
 
@@ -231,10 +235,7 @@ def main() -> int:
     print(f"seed {args.seed}", flush=True)
     results = asyncio.run(broken(counts, args.readers, args.seed, lambda line: print(line, flush=True), args.limit))
     print(table(results))
-    problems = [f"{r.name}: {problem}" for r in results for problem in r.problems]
-    for problem in problems[:20]:
-        print(f"PROBLEM {problem}")
-    return 1 if problems else 0
+    return 1 if any(r.problems for r in results) else 0
 
 
 if __name__ == "__main__":
