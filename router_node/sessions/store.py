@@ -38,6 +38,7 @@ SLICES: Final = 4  # hashes of one time to live
 GATHER: Final = 0.01  # seconds in which pins become one write
 BATCH: Final = 1000  # pins of one write
 BLOCK: Final = 1.0  # seconds that a read waits in the store
+ASK_AGAIN: Final = 10.0  # seconds until a store is asked anew whether it keeps the mode's promise
 _LOG_LENGTH: Final = 2000  # writes, about
 _WAIT_MS: Final = 500
 _SCAN: Final = 1000  # pins of one step of a read
@@ -120,11 +121,16 @@ class PinStore:
     # Writing
 
     async def _write(self, client: Redis, backoff: Backoff) -> None:
+        loop = asyncio.get_running_loop()
         replicas = await self._promises(client) if self._durable else 0
+        asked = loop.time()
         self._found()
         while True:
             await self._news.wait()
             await asyncio.sleep(GATHER)
+            if self._durable and loop.time() - asked > ASK_AGAIN:
+                replicas = await self._promises(client)  # one may have come, or somebody changed a setting
+                asked = loop.time()
             pins = self.backlog.some(BATCH)
             if not len(self.backlog):
                 self._news.clear()

