@@ -1,16 +1,18 @@
 """What routes cost: finding one, telling eight routers of a change, a million sessions, and routing by each mode.
 
-    python loadtest/bench_routes.py                     all parts, about two minutes
-    python loadtest/bench_routes.py lookup sessions     some of: lookup, change, sessions, modes, away
+    python loadtest/bench_routes.py                     all parts, under four minutes
+    python loadtest/bench_routes.py lookup sessions     some of: lookup, stall, change, sessions, modes, away
 
 * ``lookup``: the time of one match with 10 to 10,000 rules (exact names, prefixes, ranges), and of making the table.
+* ``stall``: how long the event loop is held at a time while a table of 10,000 rules changes.
 * ``change``: eight routers' tables in this process on one Valkey; 100 changes a second; the time from an operator's
   change until all eight go by it, and that none was lost or came out of order.
 * ``sessions``: a table of 1,000,000 sessions: bytes and look-up time of one; and the cost of a decision with ten times
   ``cache_size`` sessions beside that with few, by mode.
 * ``modes``: a router with two canned nodes and its store, 1,000 calls a second in an open loop over 1, 8 and 64
   connections, and over 512 with prompts of 4,096 tokens: the router's own time until the first byte left for the node
-  (its word in ``laya-router-us``), and the whole call as the client saw it beside one straight to a node.
+  (its word in ``laya-router-us``), beside the published figures of the system that inspired this one, and the whole
+  call as the client saw it beside one straight to a node.
 * ``away``: the same load while the store is stopped in the middle of it.
 
 Client, router, nodes and store share the machine.
@@ -36,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from loadtest.hop_client import quantile
 from loadtest.rig import MODEL, Rig, RigError, free_port
 from loadtest.routes_paced import paced
+from loadtest.routes_stall import stalls
 from router_node.dispatch import Ask, Dispatcher, DispatchSettings, NodeSpec, Report
 from router_node.dispatch.sessions import SessionTable
 from router_node.routes.conditions import Conditions
@@ -46,13 +49,25 @@ from router_node.routes.matcher import Matcher
 from router_node.routes.replica import Replica
 from router_node.routes.rules import Rule, Span, Target, When, Words
 from router_node.routes.table import RouteTable
+from router_node.routes.wire import keys_of
 from router_node.sessions.pins import PinTable
+from shared.store import connect
 
 T = TypeVar("T")
 ROUTERS = 8
 CHANGES = 500
 CHANGE_RATE = 100.0
 CELLS = ((1, 64), (8, 64), (64, 64), (512, 4096))  # connections, prompt tokens
+MODES = ("memory", "hybrid", "persistent")
+# ms, p50 and p99 (0: none is published) by mode and connections; where a span is, its better end.
+PUBLISHED = {
+    ("memory", 1): (0.26, 0.40),
+    ("memory", 8): (0.31, 0.78),
+    ("memory", 64): (0.68, 19.4),
+    ("memory", 512): (4.21, 68.5),
+    **{("hybrid", connections): (0.5, 0.0) for connections, _ in CELLS},
+    **{("persistent", connections): (1.0, 0.0) for connections, _ in CELLS},
+}
 RATE = 1000.0
 
 
@@ -73,15 +88,17 @@ def many_rules(count: int) -> list[Rule]:
 def lookup() -> None:
     """Time of a match, by kind of request and number of rules."""
     kinds = "".join(f"{kind:>13}" for kind in ("exact", "prefix", "range", "tenant", "nothing"))
-    print(f"rules     make table  change one {kinds}   p50 (p99)")
+    print(f"rules     make table  change one  one of many {kinds}   p50 (p99)")
     for count in (10, 100, 1000, 10_000):
         rules = many_rules(count)
         began = time.perf_counter()
         made = Matcher({rule.name: Conditions(rule) for rule in rules})
         built = time.perf_counter() - began
-        began = time.perf_counter()
-        Matcher({**made.rules, rules[0].name: Conditions(rules[0])}, made, [rules[0].name])
-        changed = time.perf_counter() - began
+        changed = []
+        for rule in (rules[0], rules[2]):  # alone under its name, and one of half of all rules
+            began = time.perf_counter()
+            Matcher({**made.rules, rule.name: Conditions(rule)}, made, [rule.name])
+            changed.append((time.perf_counter() - began) * 1e3)
         asked = (
             [Facts(f"model-{i}") for i in range(0, count, 4)],
             [Facts(f"family{i}-7b") for i in range(1, count, 4)],
@@ -93,7 +110,8 @@ def lookup() -> None:
         for requests in asked:
             times = [_timed(made.match, request) for request in random.choices(requests, k=4000)]
             cells.append(f"{quantile(times, 0.5) * 1e6:6.2f} ({quantile(times, 0.99) * 1e6:.1f})")
-        print(f"{count:<8}{built * 1e3:9.1f} ms {changed * 1e3:8.2f} ms " + "".join(f"{c:>13}" for c in cells) + "  µs")
+        shown = "".join(f"{cell:>13}" for cell in cells)
+        print(f"{count:<8}{built * 1e3:9.1f} ms {changed[0]:8.2f} ms {changed[1]:9.2f} ms {shown}  µs")
 
 
 def _timed(call: Callable[[T], object], argument: T) -> float:
@@ -105,7 +123,7 @@ def _timed(call: Callable[[T], object], argument: T) -> float:
 class _Router:
     """One router's table, with the times at which its versions went live."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, cluster: str = "bench") -> None:
         loop = asyncio.get_running_loop()
         dispatcher = Dispatcher("w", DispatchSettings(), loop.time)
         self.table = RouteTable(dispatcher)
@@ -113,7 +131,7 @@ class _Router:
         self.heard: list[int] = []
         self.manager = RouteManager(self.table, dispatcher, loop, {"max_n": 16, "max_max_tokens": 131_072})
         self.manager.listeners.append(lambda book, _: self.heard.append(book.number))
-        self.replica = Replica(self.manager, url, "bench", "token")
+        self.replica = Replica(self.manager, url, cluster, "token")
         self.desk = Desk(self.manager, self.replica)
         swap = self.table.swap
 
@@ -160,6 +178,30 @@ async def change(url: str) -> None:
         for router in routers:
             await router.replica.close()
             router.manager.close()
+
+
+async def stall(url: str) -> None:
+    """How long the loop is held."""
+    router = _Router(url, "stall")
+
+    async def again() -> None:
+        client = connect(url, timeout=2.0, connections=1, name="bench")
+        try:
+            head, _, log = keys_of("stall")
+            await client.delete(log)
+            await client.hincrby(head, "number", 1)  # as if a change had been missed
+        finally:
+            await client.aclose()
+        async with asyncio.timeout(30):
+            while router.manager.version < router.manager.book.number or not router.replica.reloads:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    try:
+        await router.replica.start()
+        await stalls(router.desk, router.manager, many_rules(10_000), again)
+    finally:
+        await router.replica.close()
+        router.manager.close()
 
 
 async def _all_at(routers: list[_Router], number: int) -> None:
@@ -235,8 +277,11 @@ async def modes(rig: Rig, seconds: float, url: str) -> None:
     for connections, tokens in CELLS:
         one = await paced(nodes[0], MODEL, connections=connections, rate=RATE, seconds=seconds, tokens=tokens)
         straight[connections] = quantile(one.whole, 0.5)
-    print("mode        connections  tokens   routing p50      p99   whole p50      p99   added p50  errors  late  (ms)")
-    for mode in ("memory", "hybrid", "persistent"):
+    print(
+        "mode        connections  tokens   routing p50      p99   whole p50      p99   added p50  errors  late  (ms)"
+        "   published p50, p99: times ours"
+    )
+    for mode in MODES:
         env = {"LAYA_ROUTER__MODE": mode, **({"LAYA_SERVER__REDIS": url} if mode != "memory" else {})}
         address, _, _ = rig.router(nodes, env=env)
         for connections, tokens in CELLS:
@@ -249,7 +294,12 @@ async def modes(rig: Rig, seconds: float, url: str) -> None:
                 quantile(got.whole, 0.5) - straight[connections],
             ]
             shown = "".join(f"{cell * 1e3:>11.3f}" for cell in cells)
-            print(f"{mode:<12}{connections:>11}{tokens:>8}{shown}{got.errors:>8}{got.late:>6}")
+            beside = ", ".join(
+                f"{theirs:g}: {theirs / ours / 1e3:.1f}"
+                for theirs, ours in zip(PUBLISHED[mode, connections], cells[:2], strict=True)
+                if theirs and ours
+            )
+            print(f"{mode:<12}{connections:>11}{tokens:>8}{shown}{got.errors:>8}{got.late:>6}       {beside}")
 
 
 async def away(rig: Rig, seconds: float, url: str, stop: Callable[[], None]) -> None:
@@ -276,7 +326,7 @@ def store(rig: Rig) -> tuple[str, int]:
     return f"redis://127.0.0.1:{port}/0", rig.spawn(argv, port)
 
 
-PARTS = ("lookup", "change", "sessions", "modes", "away")
+PARTS = ("lookup", "stall", "change", "sessions", "modes", "away")
 
 
 def main() -> None:
@@ -296,6 +346,8 @@ def main() -> None:
             sessions()
         with Rig() as rig:
             url, pid = store(rig)
+            if "stall" in parts:
+                uvloop.run(stall(url))
             if "change" in parts:
                 uvloop.run(change(url))
             if "modes" in parts:
