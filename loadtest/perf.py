@@ -55,7 +55,7 @@ REPEATS: Final = 2  # measurements by instructions; the least counts
 # Turns of the loop of the self-test, once for each request: a few times the band.
 BURN: Final = {"instructions": 100, "cpu": 2000}
 BURNT: Final = ("grpc", "scan", "http")  # cases whose unit is a request
-ANSWER_LIMIT: Final = 240.0
+ANSWER_LIMIT: Final = 900.0  # seconds; on a quiet machine an answer takes ten
 
 
 @dataclass(frozen=True)
