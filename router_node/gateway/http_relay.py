@@ -304,7 +304,7 @@ class HttpRelay:
 
     def _resume(self, error: LayaError, free: bool) -> None:
         account = self._account
-        reservation = account.another(free)
+        reservation = account.another(free) or (account.once_more() if free and not no_room(error) else None)
         if reservation is not None:
             self._go(reservation, account.core.clock())
         elif not no_room(error) or not self._wait_again():

@@ -209,6 +209,20 @@ class Account:
             self.granted(new)
         return new
 
+    def once_more(self) -> Reservation | None:
+        """The last node again, after ``another`` found none: it never saw the request, and may have a new connection.
+
+        None when it is not to be had either, or enough was tried.
+        """
+        old = self.reservation
+        if old is None or self.attempts >= self.max_attempts:
+            return None
+        new = self.core.dispatcher.retry(old, (self.excluded or set()) - {old.node.id})
+        if new is not None:
+            self.core.metrics.count("retry")
+            self.granted(new)
+        return new
+
     def refused(self, retry_after: float | None) -> None:
         """The node had no room after all: it rests a moment."""
         if self.reservation is not None:

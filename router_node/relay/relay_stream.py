@@ -370,7 +370,7 @@ class RelayStream(Splice):
     def _resume(self, code: int, unprocessed: bool) -> None:
         account = self._account
         since = account.core.clock()
-        reservation = account.another(unprocessed)
+        reservation = account.another(unprocessed) or (account.once_more() if unprocessed else None)
         if reservation is not None:
             self._go(reservation, since)
         else:

@@ -442,3 +442,16 @@ async def test_a_node_that_is_first_to_find_the_time_over_does_not_hide_whose_ti
     assert error_in(exchange)["message"] == "The call's deadline of 2 s passed before the answer was complete."
     assert rig.count("deadline_total") == 1
     rig.assert_idle()
+
+
+async def test_the_only_node_is_asked_once_more_if_it_never_saw_the_request():
+    rig = Rig(1)
+    exchange = ask(rig)
+    rig.node(0).last.lose(7, unprocessed=True)
+    assert len(rig.node(0).streams) == 2
+    node = rig.node(0).last
+    node.begin()
+    say(node, head(200, JSON), part(b"{}"))
+    node.finish()
+    assert exchange.answer()[2] == b"{}"
+    rig.assert_idle()

@@ -49,6 +49,35 @@ async def test_a_node_lost_before_the_answer_sends_the_request_to_another_once(u
     assert rig.log.entries[-1]["attempts"] == 2
 
 
+async def test_the_only_node_is_asked_once_more_if_it_never_saw_the_request():
+    rig = Rig(1)
+    client = FakeServerStream().call(rig.front.accept, headers(), request())
+    node = rig.node(0)
+    node.last.lose(7, unprocessed=True)
+    assert len(node.streams) == 2 and node.last.data == [frame(request())]
+    node.last.answer(b"x")
+    assert client.status()[b"grpc-status"] == b"0"
+    client.settle()
+    client = FakeServerStream().call(rig.front.accept, headers(), request())
+    node.last.lose()
+    assert error_of(client).reason == "NODE_LOST"
+    client.settle()
+    rig.assert_idle()
+
+
+async def test_a_node_that_refuses_for_ever_is_not_asked_for_ever():
+    rig = Rig(1)
+    client = FakeServerStream().call(rig.front.accept, headers(), request())
+    for _ in range(10):
+        if client.ended:
+            break
+        rig.node(0).last.lose(7, unprocessed=True)
+    assert error_of(client).reason == "NODE_LOST"
+    client.settle()
+    rig.assert_idle()
+    assert rig.log.entries[-1]["attempts"] == len(rig.node(0).streams) <= 3
+
+
 async def test_a_request_that_must_not_migrate_is_tried_again_only_if_no_node_saw_it():
     rig = Rig()
     marked = headers(GENERATE, (names.NO_MIGRATE, b"1"))
