@@ -80,3 +80,27 @@ async def test_workers_tell_each_other(world: RouterWorld, valkey: Valkey) -> No
         return [await sent(router, nodes, "chat-1") for _ in range(6)] == [where] * 6
 
     await eventually(agreed, "every worker sends it there")
+
+
+async def test_an_acknowledged_session_survives_the_end_of_router_and_store_at_once(world: RouterWorld) -> None:
+    nodes = [await world.node(f"n{i}") for i in range(3)]
+    store = Valkey(durable=True)
+    try:
+        store.start()
+        flags = ["--redis", store.url, *(flag for node in nodes for flag in ("--node", node.address))]
+        env = {"LAYA_ROUTER__MODE": "persistent"}
+        one = await (await world.router(*flags, env=env)).ready(3)
+        where = await moved(one, nodes, "chat-1")
+
+        async def acknowledged() -> bool:
+            return await one.metric("laya_router_pins_acknowledged_total") >= 1
+
+        await eventually(acknowledged, "it is durable")
+        one.proc.kill()
+        store.stop()  # SIGKILL too
+        store.start()
+        two = await (await world.router(*flags, env=env)).ready(3)
+        await two.metric_is("laya_router_pins_taken_total", 1)
+        assert [await sent(two, nodes, "chat-1") for _ in range(3)] == [where] * 3
+    finally:
+        store.close()
