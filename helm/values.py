@@ -55,6 +55,11 @@ def schema() -> dict[str, Any]:
                 headersSecret=text('Secret whose key "headers" holds lines of the form "name: value".'),
             ),
             tls=_tls(),
+            ca=group(
+                "Authorities that sign an external store, Consul or a collector, at /etc/laya/ca/ca.crt.",
+                existingSecret=text("Secret that holds them; empty takes well-known ones."),
+                key=text("Key in that secret."),
+            ),
             nodeTls=group(
                 "TLS from routers to nodes.",
                 enabled=flag("Speak TLS."),
@@ -85,6 +90,7 @@ def schema() -> dict[str, Any]:
                 "Who may reach what.",
                 enabled=flag("Make the policies."),
                 clients=items("Peers that may reach the public port; empty lets everybody."),
+                consul=items("Peers that check the nodes, where discovery is consul."),
                 monitoring=items("Peers that may read metrics; empty lets the release's own namespace."),
             ),
             loadtest=_loadtest(),

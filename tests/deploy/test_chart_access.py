@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.chart import SIM, of_kind, one, pod_specs, render
+from tests.support.chart import SIM, config_of, of_kind, one, pod_specs, render
 from tests.support.chart_features import FEATURES
 
 
@@ -59,3 +59,19 @@ def test_an_ingress_says_what_its_backend_speaks(helm: Path, tmp_path: Path) -> 
         for kind, protocol in zip(("http", "grpc"), spoken, strict=True):
             notes = one(manifests, "Ingress", f"rel-laya-router-{kind}")["metadata"]["annotations"]
             assert notes["nginx.ingress.kubernetes.io/backend-protocol"] == protocol
+
+
+def test_a_private_authority_verifies_all_that_is_outside(helm: Path, tmp_path: Path) -> None:
+    manifests = render(helm, tmp_path, SIM, FEATURES["private-authority"])
+    consul = render(helm, tmp_path, SIM, FEATURES["consul-policy"])
+    for kind, name in (("Deployment", "rel-laya-router"), ("StatefulSet", "rel-laya-sim")):
+        [container] = one(manifests, kind, name)["spec"]["template"]["spec"]["containers"]
+        file = "/etc/laya/ca/ca.crt"
+        assert {"name": "ca", "mountPath": "/etc/laya/ca", "readOnly": True} in container["volumeMounts"]
+        assert {"name": "LAYA_SERVER__REDIS", "value": f"rediss://a:6379/0?db=1&ssl_ca_certs={file}"} in container[
+            "env"
+        ]
+        assert config_of(manifests, name)["tracing"]["ca_file"] == file
+        assert config_of(consul, name)["server"]["consul"]["ca_file"] == file
+    checks = one(consul, "NetworkPolicy", "rel-laya-node")["spec"]["ingress"][0]["from"]
+    assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in checks

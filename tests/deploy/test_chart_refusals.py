@@ -34,6 +34,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a store beside DNS": ({"discovery": "dns", "redis": {"external": {"url": "redis://a:1"}}}, "keep one source"),
     "Consul without an agent": ({"discovery": "consul"}, "no agent is named"),
+    "Consul behind a policy": (
+        {"discovery": "consul", "consul": {"address": "http://c:1"}, "networkPolicy": {"enabled": True}},
+        "networkPolicy.consul: names no peer",
+    ),
     "unknown discovery": ({"discovery": "etcd"}, "discovery"),
     "same name twice": ({"models": [MODEL, MODEL]}, r"models\[1\].name: sim stands there twice"),
     "claims of a Deployment": (models(kind="Deployment", cache={"persistent": True}), "cannot have a claim each"),

@@ -42,6 +42,17 @@ FEATURES: dict[str, dict[str, Any]] = {
     "dns-insecure": {"discovery": "dns", "auth": {"existingSecret": ""}, "insecure": True},
     "assigned-user": {"assignedUser": True, "tls": {"enabled": True, "existingSecret": "cert"}},
     "consul": {"discovery": "consul", "consul": {"address": "http://c:8500", "existingSecret": "consul"}},
+    "private-authority": {
+        "ca": {"existingSecret": "ours"},
+        "redis": {"bundled": {"enabled": False}, "external": {"url": "rediss://a:6379/0?db=1"}},
+        "tracing": {"config": {"endpoint": "https://otel:4318"}},
+    },
+    "consul-policy": {
+        "discovery": "consul",
+        "consul": {"address": "https://c:8501"},
+        "ca": {"existingSecret": "ours"},
+        "networkPolicy": {"enabled": True, "consul": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+    },
     "tracing": {"tracing": {"config": {"endpoint": "http://otel:4318", "sample_ratio": 0.1}, "headersSecret": "otel"}},
     "router-hpa": {"router": {"autoscaling": {"enabled": True, "targetRequestsInFlight": 500}}},
     "ingress": {"router": {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "g.b", "tlsSecretName": "t"}}},

@@ -47,6 +47,9 @@
 {{- if and (ne .Values.discovery "consul") .Values.consul.address -}}
 {{- fail (printf "consul.address: is set, and discovery is %s; keep one source of nodes" .Values.discovery) -}}
 {{- end -}}
+{{- if and (eq .Values.discovery "consul") .Values.networkPolicy.enabled (not .Values.networkPolicy.consul) (not (and .Values.nodeTls.enabled .Values.nodeTls.mutual)) -}}
+{{- fail "networkPolicy.consul: names no peer, so Consul's agent could not check the nodes and no router would find one; name the agent's pods or addresses" -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range $i, $m := .Values.models -}}
 {{- if hasKey $seen $m.name -}}

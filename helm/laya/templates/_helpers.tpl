@@ -93,12 +93,22 @@ capabilities: {drop: [ALL]}
   valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: {{ .Values.redis.external.urlKey }}}}
 {{- else }}
 - name: LAYA_SERVER__REDIS
-  value: {{ .Values.redis.external.url | quote }}
+  value: {{ include "laya.storeUrl" . | quote }}
 {{- end }}
 {{- else if and (eq .Values.discovery "consul") .Values.consul.existingSecret }}
 - name: LAYA_SERVER__CONSUL__TOKEN
   valueFrom: {secretKeyRef: {name: {{ .Values.consul.existingSecret }}, key: {{ .Values.consul.tokenKey }}}}
 {{- end }}
+{{- end -}}
+
+{{/* The external store's URL, with the authorities that sign it. */}}
+{{- define "laya.storeUrl" -}}
+{{- $url := .Values.redis.external.url -}}
+{{- if and .Values.ca.existingSecret (hasPrefix "rediss" $url) (not (contains "ssl_ca_certs=" $url)) -}}
+{{- printf "%s%sssl_ca_certs=/etc/laya/ca/ca.crt" $url (ternary "&" "?" (contains "?" $url)) -}}
+{{- else -}}
+{{- $url -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "laya.server" -}}
@@ -110,7 +120,9 @@ cluster: {{ .Values.cluster | quote }}
 insecure: true
 {{- end }}
 {{- if eq .Values.discovery "consul" }}
-consul: {{ omit .Values.consul "existingSecret" "tokenKey" | toJson }}
+{{- $consul := omit .Values.consul "existingSecret" "tokenKey" }}
+{{- if and .Values.ca.existingSecret (hasPrefix "https:" .Values.consul.address) }}{{ $_ := set $consul "ca_file" "/etc/laya/ca/ca.crt" }}{{ end }}
+consul: {{ $consul | toJson }}
 {{- end }}
 {{- end -}}
 
@@ -119,17 +131,25 @@ consul: {{ omit .Values.consul "existingSecret" "tokenKey" | toJson }}
 {{- if .Values.tracing.config.endpoint -}}
 {{- $tracing := deepCopy .Values.tracing.config -}}
 {{- if .Values.tracing.headersSecret }}{{ $_ := set $tracing "headers_file" "/etc/laya/tracing/headers" }}{{ end -}}
+{{- if and .Values.ca.existingSecret (hasPrefix "https:" $tracing.endpoint) (not $tracing.ca_file) }}{{ $_ := set $tracing "ca_file" "/etc/laya/ca/ca.crt" }}{{ end -}}
 {{- dict "tracing" $tracing | toYaml -}}
 {{- end -}}
 {{- end -}}
 
-{{- define "laya.tracingMount" -}}
+{{- define "laya.filesMount" -}}
+{{- if .Values.ca.existingSecret }}
+- {name: ca, mountPath: /etc/laya/ca, readOnly: true}
+{{- end }}
 {{- if and .Values.tracing.config.endpoint .Values.tracing.headersSecret }}
 - {name: tracing, mountPath: /etc/laya/tracing, readOnly: true}
 {{- end }}
 {{- end -}}
 
-{{- define "laya.tracingVolume" -}}
+{{- define "laya.filesVolume" -}}
+{{- with .Values.ca.existingSecret }}
+- name: ca
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440, items: [{key: {{ $.Values.ca.key | quote }}, path: ca.crt}]}
+{{- end }}
 {{- if and .Values.tracing.config.endpoint .Values.tracing.headersSecret }}
 - name: tracing
   secret:

@@ -152,7 +152,7 @@ spec:
         {{- if $.Values.nodeTls.enabled }}
         - {name: tls, mountPath: /etc/laya/tls, readOnly: true}
         {{- end }}
-        {{- with include "laya.tracingMount" $ | trim }}{{ . | nindent 8 }}{{ end }}
+        {{- with include "laya.filesMount" $ | trim }}{{ . | nindent 8 }}{{ end }}
   volumes:
     - name: config
       configMap: {name: {{ .name }}}
@@ -180,7 +180,7 @@ spec:
     - name: tls
       secret: {secretName: {{ include "laya.nodeTlsSecret" $ }}, defaultMode: 0440}
     {{- end }}
-    {{- with include "laya.tracingVolume" $ | trim }}{{ . | nindent 4 }}{{ end }}
+    {{- with include "laya.filesVolume" $ | trim }}{{ . | nindent 4 }}{{ end }}
   {{- with $n.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
