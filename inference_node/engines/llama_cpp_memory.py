@@ -167,12 +167,7 @@ def _cells(planner: Planner, config: InferenceConfig, context: int, sequences: i
     if planner.settings.n_ctx:
         return _padded(planner.settings.n_ctx)
     if config.kv_cache_memory_bytes:
-        fixed = planner.room(CELLS, context, sequences)
-        limit = fixed.total - fixed.cache + config.kv_cache_memory_bytes
-        held = planner.most_cells(most, sequences, limit)
-        while held > CELLS and planner.cache(held, sequences) > config.kv_cache_memory_bytes:
-            held -= CELLS  # more cells want larger buffers too
-        return max(held, CELLS)
+        return max(_cells_in(planner, config.kv_cache_memory_bytes, sequences, most), CELLS)
     if config.max_seq_len and config.max_num_seqs:
         return most  # both were asked for: then all at once must fit
     least = min(_padded(context), most)
