@@ -144,6 +144,9 @@ class NodeStream(RawStream):
         self._conn.engine.send_response(self._id, headers, end_stream=end)
         self._conn.later()
 
+    def be_patient(self, seconds: float) -> None:
+        """Nobody goes on sending to a canned node."""
+
     @property
     def peer(self) -> str:
         """Not looked at."""
