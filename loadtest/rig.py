@@ -159,7 +159,8 @@ class Rig:
                 readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
                 chunk = pipe.read(65536) if readable else b""
                 if not chunk:
-                    raise RigError(f"{module} did not start: {Path(log.name).read_text()[-2000:]}")
+                    why = "ended before it was ready" if readable else f"was not ready within {limit:.0f} s"
+                    raise RigError(f"{module} {why}: {Path(log.name).read_text('utf-8', 'replace')[-2000:]}")
                 data += chunk
         ready = next(json.loads(line) for line in data.splitlines() if b'"ready"' in line)
         return ready["address"], proc.pid, ready
