@@ -24,12 +24,15 @@ async def tcp_sockets(
 ) -> tuple[list[socket.socket], int]:
     """Sockets that listen on each address of ``host`` (``localhost`` may have two), all on one port, and that port.
 
+    ``::`` is every address, those of IPv4 too: pods of a dual-stack cluster are asked over either.
+
     Those of ``inherited`` that listen there already are taken; the rest of them are closed. Port 0 takes any, and
     that of the inherited ones where there are some. Raises ListenError.
     """
     loop = asyncio.get_running_loop()
+    name = None if host in ("", "::") else host
     try:
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ListenError(f"{host} is not an address of this machine ({error.strerror}).") from None
     addresses = list(dict.fromkeys(found))
