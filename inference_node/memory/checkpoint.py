@@ -71,7 +71,8 @@ def _find(model: str, revision: str, offline: bool) -> Checkpoint:
     if shape is not None:
         return Checkpoint(shape, Weights(0, source="its published shape"), None, "shape")
     if "/" not in name and _PLAIN.fullmatch(name):
-        raise CheckpointError(f"{name} is no folder, no file and no well-known model{_hint(name)}")
+        hint = _hint(name) or "; name a folder with config.json, a GGUF file or a hub id"
+        raise CheckpointError(f"{name} is no folder, no file and no well-known model{hint}")
     try:
         fetched = hub.fetch(name, revision or named, offline=offline)
     except hub.HubError as e:

@@ -257,6 +257,7 @@ def test_well_known_name_needs_no_files() -> None:
         ("./nothing", "does not exist"),
         ("missing.gguf", "does not exist"),
         ("lama-2-7b", "no well-known model; well-known names like it are llama-2-7b"),
+        ("xyzzy", "no well-known model; name a folder with config.json, a GGUF file or a hub id"),
         ("org/unheard-of", "org/unheard-of is not in the local cache"),
         ("what is this", "no folder, no file and no hub id"),
     ],
