@@ -121,18 +121,16 @@ class Replica(Keeper):
 
     async def write(self, book: Book, change: Change) -> None:
         """See Keeper."""
+        sent = asyncio.Event()  # and not answered yet
         try:
             async with asyncio.timeout(WAIT):
-                await self._write(book, change)
+                await self._write(book, change, sent)
         except TimeoutError:
-            raise unavailable(
-                f"Nothing was changed for certain: {self.detail or 'the store does not answer in time'}; look at the"
-                " routes and try again.",
-                "STORE_AWAY",
-                2.0,
-            ) from None
+            what = "The change may or may not have been made" if sent.is_set() else "Nothing was changed"
+            why = self.detail or "the store does not answer in time"
+            raise unavailable(f"{what}: {why}; look at the routes and try again.", "STORE_AWAY", 2.0) from None
 
-    async def _write(self, book: Book, change: Change) -> None:
+    async def _write(self, book: Book, change: Change, sent: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await self._synced.wait()
@@ -140,10 +138,12 @@ class Replica(Keeper):
             client = self._client
             if client is None or not self._synced.is_set():
                 continue
+            sent.set()
             if not book.lineage:
                 await self._begin(client, applied(book.rules, change.ops))
                 return
             answer = await self._send(client, book, change)
+            sent.clear()
             if answer[0] == "settling":
                 await asyncio.sleep(max(0.01, float(answer[1]) / 1000))
                 continue
@@ -373,7 +373,7 @@ class Replica(Keeper):
             event(log, logging.INFO, "routes_store_up", store=redact_url(self._url), version=self._manager.book.number)
 
     def _lost(self, error: BaseException) -> None:
-        said = redact_url(str(error))[:300] or type(error).__name__
+        said = redact_url(str(error))[:300].rstrip(".") or type(error).__name__
         detail = f"routes cannot be read from store {redact_url(self._url)}: {said}"
         if self.up or self.detail.endswith("has not been read yet"):
             event(log, logging.WARNING, "routes_store_down", detail=detail, effect="the known routes stay")
