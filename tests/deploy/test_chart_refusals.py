@@ -60,6 +60,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"router": {"gateway": {**GATEWAY, "grpcHostnames": ["a.b"]}}},
         "router.gateway.grpcHostnames: a.b stands in hostnames too",
     ),
+    "one name for two backends": (
+        {"router": {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "a.b"}}},
+        "router.ingress: host and grpcHost are the same",
+    ),
     "a route to no gateway": ({"router": {"gateway": {"enabled": True}}}, "parentRefs"),
 }  # fmt: skip
 

@@ -102,11 +102,7 @@ def nodes_seen(swarm: Swarm, number: int) -> int:
     found = engine.run("ps", "-q", "--filter", "label=com.docker.swarm.service.name=laya_router").split()
     if not found:
         return 0
-    # The admin port is beyond loopback, so it wants the cluster token.
-    script = (
-        "LAYA_SERVER__CLUSTER_TOKEN=$(cat /run/secrets/laya-cluster-token) laya nodes --json --admin 127.0.0.1:8001"
-    )
-    out = engine.try_(["exec", found[0], "sh", "-c", script], 20)
+    out = engine.try_(["exec", found[0], "laya", "nodes", "--json", "--admin", "127.0.0.1:8001"], 20)
     return sum(n["state"] == "ready" for n in json.loads(out.stdout)) if out.returncode == 0 else 0
 
 

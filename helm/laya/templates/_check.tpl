@@ -107,6 +107,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.router.ingress.enabled .Values.router.ingress.host (eq .Values.router.ingress.host .Values.router.ingress.grpcHost) -}}
+{{- fail "router.ingress: host and grpcHost are the same, and an ingress has one backend for a name; give gRPC another" -}}
+{{- end -}}
 {{- if and .Values.router.ingress.enabled (not .Values.router.ingress.host) (not .Values.router.ingress.grpcHost) -}}
 {{- fail "router.ingress: names neither host nor grpcHost" -}}
 {{- end -}}
