@@ -1,4 +1,4 @@
-"""A server connection between its streams' owners and a raw client."""
+"""A server connection in memory, with a raw client at its other end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from ngh2 import Role
 from shared.net.api import Headers, ServerStream
 from shared.net.flusher import Flusher
 from shared.net.server import H2ServerProtocol
-from tests.support.h2_rig import REQUEST, Heard, Link, ManualLoop, Raw, net_settings
+from tests.support.h2_rig import (
+    Heard,
+    Link,
+    ManualLoop,
+    Raw,
+    net_settings,
+)
 
 
 class Served:
@@ -21,23 +27,26 @@ class Served:
         owner: Callable[[ServerStream, Headers, bool], Any] | None = None,
         client: dict[int, int] | None = None,
         raw: dict[str, Any] | None = None,
+        takes: bool = True,
         **changes: Any,
     ) -> None:
         self.loop = ManualLoop()
         self.flusher = Flusher(cast(Any, self.loop))
         self.counters = self.flusher.counters
         self.heard: list[Heard] = []
+        self.gone: list[H2ServerProtocol] = []
 
         def accept(stream: ServerStream, headers: Headers, end: bool) -> Heard:
-            self.heard.append(Heard(stream, headers, end))
-            return self.heard[-1]
+            heard = Heard(stream, headers, end, takes)
+            self.heard.append(heard)
+            return heard
 
-        self.conn = H2ServerProtocol(owner or accept, net_settings(**changes), self.flusher)
+        self.conn = H2ServerProtocol(owner or accept, net_settings(**changes), self.flusher, self.gone.append)
         self.link = Link(self.loop, self.conn, Raw(Role.CLIENT, client, **(raw or {})))
         self.raw = self.link.raw
         self.link.pump()
 
-    def open(self, headers: Headers = REQUEST, body: bytes | None = None, end: bool = True) -> Heard:
-        self.raw.request(headers, body, end)
+    def open(self, body: bytes | None = None, end: bool = True) -> Heard:
+        self.raw.request(body=body, end=end)
         self.link.pump()
         return self.heard[-1]

@@ -12,8 +12,8 @@ import pytest
 from shared.config.schema import TlsConfig
 from shared.net.tls import server_context
 from tests.support.certs import Authority
+from tests.support.listener_house import GET, house
 from tests.support.web import RawClient, until
-from tests.unit.net.test_listener import GET, house
 
 
 @pytest.fixture(scope="module")

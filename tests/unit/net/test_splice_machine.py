@@ -17,7 +17,7 @@ from ngh2 import NGH2Error
 
 from shared.net.api import CANCEL
 from tests.support.h2_rig import REQUEST, RESPONSE, TRAILERS, Seen, UnderTest, server_settings
-from tests.unit.net.test_splice import Relay, Rig
+from tests.support.splice_rig import Relay, Rig
 
 SIZES = st.sampled_from([0, 1, 100, 5000, 20_000, 60_000, 100_000])
 WHICH = st.integers(0, 1 << 16)

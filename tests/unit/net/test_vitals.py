@@ -6,7 +6,7 @@ import pytest
 
 from shared.net.api import CANCEL
 from tests.support.h2_rig import RESPONSE, server_settings
-from tests.unit.net.test_conn import Served
+from tests.support.served import Served
 
 pytestmark = pytest.mark.usefixtures("engine_name")
 
