@@ -236,6 +236,19 @@ def test_a_router_with_a_stranger_s_certificate_reaches_no_node(site: Site, runn
         assert router.stop() == 0
 
 
+def test_handshakes_that_stop_take_no_more_than_connections_may(site: Site) -> None:
+    few = site.spec(LAYA_SERVER__MAX_CONNECTIONS="20", LAYA_SERVER__HEADER_TIMEOUT="1")
+    with cluster(few) as c:
+        silent = [socket.create_connection(endpoint(c.address), timeout=10) for _ in range(60)]
+        try:
+            wait(lambda: c.metric("laya_router_net_ends_total", reason="max_connections") >= 40, "refusals")
+            wait(lambda: c.metric("laya_router_net_ends_total", reason="tls_timeout") >= 20, "time-outs")
+            assert shown_by(c.address, site.context())[0].startswith("router-")
+        finally:
+            for one in silent:
+                one.close()
+
+
 def test_certificates_are_replaced_under_a_live_stream(tmp_path: Path) -> None:
     site = Site(tmp_path)
     with cluster(site.spec()) as c, channel_to(site, c.address) as channel:
