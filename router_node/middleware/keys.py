@@ -122,6 +122,7 @@ class KeyStore:
         handle, name = tempfile.mkstemp(prefix=".keys-", dir=self.path.parent)  # made with mode 0600
         try:
             with os.fdopen(handle, "wb") as file:
+                self._keep_access(file.fileno())
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
@@ -130,6 +131,19 @@ class KeyStore:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
+
+    def _keep_access(self, handle: int) -> None:
+        """Leave owner and mode as they were: a router that is another user has to read what root wrote."""
+        try:
+            before = os.stat(self.path)
+        except FileNotFoundError:
+            return
+        if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+            try:
+                os.fchown(handle, before.st_uid, before.st_gid)
+            except PermissionError:
+                return  # then it is the writer's alone
+        os.fchmod(handle, stat.S_IMODE(before.st_mode))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -53,6 +53,18 @@ def test_the_file_is_its_owners_alone(store: KeyStore) -> None:
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
+def test_a_file_stays_readable_for_the_router_that_reads_it(store: KeyStore) -> None:
+    store.add("acme")
+    store.path.chmod(0o640)
+    if os.geteuid() == 0:  # as `laya keys` is run beside a service with a user of its own
+        os.chown(store.path, 4242, 4343)
+    before = store.path.stat()
+    record, _ = store.add("acme")
+    store.revoke(record.id)
+    after = store.path.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+
+
 def test_a_missing_key_says_what_to_send(store: KeyStore) -> None:
     store.add("acme")
     authorizer = Authorizer(store.list())
