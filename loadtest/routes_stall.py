@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from router_node.routes.desk import Desk
+from router_node.routes.live import LiveTable
 from router_node.routes.manager import RouteManager
 from router_node.routes.rules import Rule, Span, Target, When, Words
 
@@ -43,8 +44,10 @@ class Turns:
             before = now
 
 
-async def stalls(desk: Desk, manager: RouteManager, rules: list[Rule], again: Callable[[], Awaitable[None]]) -> None:
-    """Print the longest turn of each kind of change. ``again`` makes the router read its table anew."""
+async def stalls(
+    desk: Desk, manager: RouteManager, rules: list[Rule], others: Mapping[str, Callable[[], Awaitable[None]]]
+) -> None:
+    """Print the longest turn of each kind of change; ``others`` are more of them, by what to call each."""
 
     async def live(change: Awaitable[object]) -> None:
         number = manager.book.number
@@ -53,19 +56,27 @@ async def stalls(desk: Desk, manager: RouteManager, rules: list[Rule], again: Ca
             while manager.version <= number:  # noqa: ASYNC110 - a benchmark's own wait
                 await asyncio.sleep(0.01)
 
-    async with Turns() as first:
+    print("longest turn of the loop, ms of its processor time:")
+    async with Turns() as turns:
         await live(desk.change(rules, [], author="bench"))
+    _show(f"{len(rules):,} rules put at once", turns.longest)
     ones = []
     for size in range(5):
         where = When(model=Words(exact=("shared",)), prompt_tokens=Span(size, 9 * size + 7))
         async with Turns() as turns:
             await live(desk.change([Rule("r00002", (Target("p"),), when=where)], [], author="bench"))
         ones.append(turns.longest)
-    async with Turns() as whole:
-        await again()
-    print(
-        f"longest turn of the loop, ms of its processor time: {len(rules):,} rules put at once"
-        f" {first.longest * 1e3:.1f}; one changed of those {len(rules) // 2:,} that share a model"
-        f" {sorted(ones)[2] * 1e3:.1f} (of five the median; most {max(ones) * 1e3:.1f}); the whole table read again"
-        f" {whole.longest * 1e3:.1f}"
-    )
+    _show(f"one changed of those {len(rules) // 2:,} that share a model, most of five", max(ones))
+    _show("the same, median", sorted(ones)[2])
+    for what, do in others.items():
+        async with Turns() as turns:
+            await do()
+        _show(what, turns.longest)
+    with manager.growth.of(len(rules)):
+        began = time.thread_time()
+        LiveTable(1, manager.book.rules, {})
+        _show("the first table of a router that starts, compiled as a whole", time.thread_time() - began)
+
+
+def _show(what: str, seconds: float) -> None:
+    print(f"  {seconds * 1e3:7.1f}  {what}")

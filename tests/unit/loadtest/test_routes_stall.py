@@ -36,7 +36,12 @@ async def test_each_kind_of_change_is_told(capsys: pytest.CaptureFixture[str]) -
     async def again() -> None:
         read.append(manager.version)
 
-    await stalls(Desk(manager, LocalKeeper(manager)), manager, many_rules(40), again)
+    await stalls(Desk(manager, LocalKeeper(manager)), manager, many_rules(40), {"read again": again})
     manager.close()
     said = capsys.readouterr().out
-    assert read == [6] and "40 rules put at once" in said and "of those 20 that share a model" in said
+    assert (
+        read == [6]
+        and "40 rules put at once" in said
+        and "of those 20 that share a model" in said
+        and "read again" in said
+    )
