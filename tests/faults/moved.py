@@ -78,7 +78,7 @@ class Stream:
                 if self.kind not in _PATHS:
                     await self._grpc(channel)
                 elif "h2" in self.kind:
-                    await self._http2(address, web)
+                    await self._http2_again(address, web)
                 else:
                     await self._http1(address)
         except grpc.aio.AioRpcError as error:
@@ -149,6 +149,15 @@ class Stream:
                     raise Differs("refused", f"status {answer.status}: {(await answer.whole())[:200]!r}")
                 self.node = answer.headers.get("laya-node", "")
                 self._check_events(await self._events(answer.body()))
+
+    async def _http2_again(self, address: str, web: httpx.AsyncClient) -> None:
+        """This client answers no PING while it reads nothing, so a connection that was idle may be gone."""
+        try:
+            await self._http2(address, web)
+        except httpx.TransportError:
+            if self.node:
+                raise
+            await self._http2(address, web)
 
     async def _http2(self, address: str, web: httpx.AsyncClient) -> None:
         url, name = f"http://{address}{_PATHS[self.kind]}", {"x-request-id": self.name}
