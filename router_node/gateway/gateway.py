@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from router_node.gateway.asked import MAX_TARGET, OTHER, TUNNELLED, Asked, Reader
+from router_node.gateway.asked import MAX_TARGET, OTHER, TUNNELLED, Asked, Reader, authorization
 from router_node.gateway.http_relay import HttpRelay
 from router_node.gateway.models import MODELS, Models
 from router_node.gateway.moving_relay import MovingRelay
@@ -73,7 +73,7 @@ class Gateway:
             return None
         since = core.clock()
         try:
-            core.authorizer.authorize(dict(headers).get(b"authorization"))
+            core.authorizer.authorize(authorization(headers))
         except LayaError as error:
             path = target.partition(b"?")[0]
             account = Account(core, "http", path.decode() if path in TUNNELLED else OTHER, "-", since)

@@ -89,10 +89,14 @@ async def test_health_is_liveness_and_readiness_waits_for_a_node():
         ([], "key_missing"),
         ([(b"authorization", b"Bearer nope")], "key_invalid"),
         ([(b"x-api-key", SECRET)], "key_missing"),
+        ([(b"authorization", b"Bearer nope"), (b"authorization", b"Bearer " + SECRET)], "key_invalid"),
+        ([(b"authorization", b"Bearer " + SECRET), (b"authorization", b"Bearer " + SECRET)], "key_invalid"),
     ],
 )
 async def test_a_missing_or_wrong_key_is_401(headers, code):
     rig = Rig(keys=[KEY])
+    error = rig.gateway.gate(b"POST", CHAT, headers)
+    assert error is not None and error.reason == code.upper()
     for method, target in ((b"POST", CHAT), (b"GET", b"/v1/models")):
         status, answered, body = ask(rig, method, target, *headers, body=BODY).answer()
         assert status == 401
