@@ -57,6 +57,7 @@ class Stream:
         self.told = -1  # as its trailers say; only gRPC has them
         self.ended = False
         self.problem = ""
+        self._step = "reading"
         self.wrong = ""  # one of ``WRONGS``, where there is a problem
         self.last = 0.0  # when something was seen last, by the loop's clock
         prompt = sim_text.encode(self.text)
@@ -88,7 +89,9 @@ class Stream:
         except (Broken, httpx.HTTPError) as error:
             self._failed("lost", f"broke off: {error!r}")
         except TimeoutError:
-            self._failed("lost", f"hung after {self.seen} of {self.tokens}")
+            self._failed(
+                "lost", f"hung {self._step} after {self.seen} of {self.tokens}, begun on {self.node or 'no node'}"
+            )
         self.ended = True
 
     def _failed(self, wrong: str, what: str) -> None:
@@ -121,6 +124,7 @@ class Stream:
                 self.seen = len(ids)
                 self.tick()
                 last = message
+            self._step = "before its trailers"
             trailers = dict(await call.trailing_metadata())
         finally:
             call.cancel()
