@@ -1,5 +1,6 @@
 """What the store does in one step, for nobody to see it half done. Lua, run by ``EVAL``.
 
+The head's ``rules`` is how many there are in version ``counted``; a writer that does not know of it leaves it behind.
 Every script looks at the types of its keys before it writes, and all it writes is decided by then: an error leaves
 everything as it was. Keys: head, table, log.
 """
@@ -43,7 +44,10 @@ for at = 9, #ARGV, 3 do
   if ARGV[at] == 'put' then more = more + redis.call('HSET', KEYS[2], ARGV[at + 1], ARGV[at + 2])
   else more = more - redis.call('HDEL', KEYS[2], ARGV[at + 1]) end
 end
-if redis.call('HEXISTS', KEYS[1], 'rules') == 1 then redis.call('HINCRBY', KEYS[1], 'rules', more) end
+local counted = redis.call('HMGET', KEYS[1], 'rules', 'counted')
+if counted[1] and counted[2] == ARGV[3] then
+  redis.call('HSET', KEYS[1], 'rules', string.format('%d', counted[1] + more), 'counted', ARGV[5])
+end
 redis.call('HSET', KEYS[1], 'number', ARGV[5], 'digest', ARGV[6])
 redis.call('HDEL', KEYS[1], 'settles')
 return {'ok'}
@@ -62,7 +66,7 @@ if head[2] then
 end
 redis.call('DEL', KEYS[2], KEYS[3])
 redis.call('HSET', KEYS[1], 'format', ARGV[1], 'lineage', ARGV[2], 'number', ARGV[3], 'digest', ARGV[4],
-  'rules', (#ARGV - 5) / 2)
+  'rules', string.format('%d', (#ARGV - 5) / 2), 'counted', ARGV[3])
 if tonumber(ARGV[5]) > 0 then redis.call('HSET', KEYS[1], 'settles', string.format('%d', milliseconds() + ARGV[5]))
 else redis.call('HDEL', KEYS[1], 'settles') end
 for at = 6, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1]) end
@@ -77,7 +81,7 @@ LOAD: Final = (
     + """
 return {
   'ok',
-  redis.call('HMGET', KEYS[1], 'format', 'lineage', 'number', 'digest', 'rules'),
+  redis.call('HMGET', KEYS[1], 'format', 'lineage', 'number', 'digest', 'rules', 'counted'),
   redis.call('HGETALL', KEYS[2]),
   redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', ARGV[1])
 }

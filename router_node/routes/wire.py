@@ -20,7 +20,7 @@ from router_node.routes.rules import RouteError, Rule, encode, from_json
 from router_node.routes.slices import Steps
 
 MAX_ENTRY: Final = 8 << 20  # bytes of one change
-FIELDS: Final = ("format", "lineage", "number", "digest", "rules")  # of the head
+FIELDS: Final = ("format", "lineage", "number", "digest", "rules", "counted")  # of the head
 LOG_LENGTH: Final = 1000  # changes that the store keeps, about
 _RULE: Final = 30  # units of work to sign or read one rule
 _SIGNATURE: Final = 64  # hex digits
@@ -135,8 +135,8 @@ def read_head(values: Sequence[bytes | None]) -> Head | None:
         )
     if not lineage or not number.isdigit():
         raise RouteError("the head of the routes in the store makes no sense: something else wrote it")
-    rules = (values[4] or b"") if len(values) > 4 else b""
-    return Head(known, lineage, int(number), digest, int(rules) if rules.isdigit() else 0)
+    rules, counted = ((value or b"").decode("ascii", "replace") for value in values[4:6])
+    return Head(known, lineage, int(number), digest, int(rules) if rules.isdigit() and counted == number else 0)
 
 
 def read_table(seal: Seal, head: Head, stored: Mapping[bytes, bytes]) -> Steps[tuple[Book, list[str]]]:

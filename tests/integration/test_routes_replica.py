@@ -217,6 +217,18 @@ async def test_a_router_that_cannot_read_all_rules_neither_keeps_nor_tells_what_
     assert "could not read all" in stranger.replica.detail and not await redis.exists(*KEYS)
 
 
+async def test_a_count_left_behind_by_a_writer_that_knows_of_none_means_nothing(sites: Sites, redis: Any) -> None:
+    one = await sites.one(rule("a"), rule("b"))
+    await one.shows("a", "b")
+    assert await redis.hmget(KEYS.head, "rules", "counted") == [b"2", b"1"]
+    await one.remove("b")
+    assert await redis.hmget(KEYS.head, "rules", "counted") == [b"1", b"2"]
+    await redis.hset(KEYS.head, mapping={"rules": 7, "counted": 1})
+    two = await sites.one()
+    await two.shows("a")
+    assert not two.replica.trouble
+
+
 async def test_junk_among_the_rules_does_not_keep_a_router_from_writing_them_anew(sites: Sites, redis: Any) -> None:
     one = await sites.one(rule("a"))
     await one.shows("a")

@@ -41,14 +41,15 @@ def test_what_was_moved_cut_or_made_up_is_refused() -> None:
 
 
 def test_a_head_is_read_or_said_to_make_no_sense() -> None:
-    assert read_head([None, None, None, None]) is None
-    assert read_head([b"%d" % FORMAT, b"L", b"7", b"d"]) == Head(str(FORMAT), "L", 7, "d")
-    assert read_head([b"%d" % FORMAT, b"L", b"7", b"d", b"3"]) == Head(str(FORMAT), "L", 7, "d", 3)
+    assert read_head([None] * 6) is None
+    assert read_head([b"%d" % FORMAT, b"L", b"7", b"d", None, None]) == Head(str(FORMAT), "L", 7, "d")
+    assert read_head([b"%d" % FORMAT, b"L", b"7", b"d", b"3", b"7"]) == Head(str(FORMAT), "L", 7, "d", 3)
+    assert read_head([b"%d" % FORMAT, b"L", b"7", b"d", b"3", b"6"]) == Head(str(FORMAT), "L", 7, "d")
     with pytest.raises(RouteError, match="same version"):
-        read_head([b"9", b"L", b"7", b"d"])
+        read_head([b"9", b"L", b"7", b"d", None, None])
     for values in ([b"1", b"", b"7", b"d"], [b"1", b"L", b"x", b"d"], [b"1", b"L", None, None]):
         with pytest.raises(RouteError, match="makes no sense"):
-            read_head(values)
+            read_head([*values, None, None])
 
 
 def test_a_table_leaves_out_what_is_not_ours_and_says_so() -> None:
