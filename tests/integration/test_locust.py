@@ -80,7 +80,7 @@ def test_tenants_are_let_in_by_their_keys_over_tls(tmp_path: Path) -> None:
 
 
 def test_refusals_are_counted_by_reason_with_percentiles(tmp_path: Path) -> None:
-    flags = ("-u2", "-r2", "-t2s", "--scenarios", "summary", "--csv", str(tmp_path / "run"), "--call-timeout-s", "0.1")
+    flags = ("-u2", "-r2", "-t4s", "--scenarios", "summary", "--csv", str(tmp_path / "run"), "--call-timeout-s", "0.1")
     slow = {"LAYA_INFERENCE__SIM__PREFILL_TOKENS_PER_SECOND": "2000"}
     with cluster(Spec(nodes=1, node=slow)) as c:
         done = locust(f"http://{c.address}", *flags)
