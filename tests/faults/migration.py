@@ -1,6 +1,6 @@
 """``python -m tests.faults.migration``: break the nodes under streams, and see that no reader notices.
 
-python -m tests.faults.migration                      # 1,000 streams lose their node by each break; 20 minutes when quiet
+python -m tests.faults.migration                      # 1,000 streams lose their node by each break
 python -m tests.faults.migration --streams 50 --only kill
 """
 
