@@ -126,12 +126,18 @@ async def test_those_that_come_together_are_computed_together(rig: Rig) -> None:
 
 
 async def test_a_cancelled_request_is_gone_after_the_step_it_is_in(rig: Rig) -> None:
+    def stay_in_the_second_step() -> int:
+        rig.cache.gate.clear()
+        return 0
+
+    rig.cache.fails = stay_in_the_second_step
     request = rig.ask("a", 60)
     await until(lambda: request in rig.text, "it has begun", timeout=5)
-    rig.cache.gate.clear()
     rig.worker.abort(request)
+    rig.cache.fails = lambda: 0
     rig.cache.gate.set()
     await until(lambda: bool(rig.cache.forgotten), "its cells are free", timeout=5)
+    assert len(rig.cache.steps) == 2
     assert not rig.worker.scheduler.running and rig.worker.scheduler.used == 0
     rig.worker.abort(request)
     after = rig.ask("x")
