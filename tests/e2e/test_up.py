@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_stops_the_engine(up: Up) -> None:
     nodes = json.loads(up.laya("nodes", "--json").stdout)
 
     def running() -> float:
-        return sum(metric(fetch(f"http://{n['address']}/metrics"), "laya_node_running") for n in nodes)
+        return sum(metric(fetch(f"http://{n['address']}/metrics"), "laya_node_running_requests") for n in nodes)
 
     async with LayaClient(up.ready["address"], timeout=60) as client:
         stream = client.generate("Count from one to a thousand: one, two,", max_tokens=2000, ignore_eos=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -275,7 +276,9 @@ def fetch(url: str, timeout: float = 10.0) -> str:
 
 
 def metric(text: str, name: str, **labels: str) -> float:
-    """Sum of the samples called ``name`` in an exposition that carry these labels."""
+    """Sum of the samples called ``name`` in an exposition that carry these labels; a name it lacks is an error."""
+    family = re.sub("_(bucket|sum|count)$", "", name)
+    assert re.search(rf"^(# TYPE )?({name}|{family})[ {{]", text, re.MULTILINE), f"there is no metric {name}"
     total = 0.0
     for line in text.splitlines():
         if line.startswith(name) and line[len(name)] in " {":

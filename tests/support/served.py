@@ -11,6 +11,7 @@ from shared.net.api import Headers, ServerStream
 from shared.net.flusher import Flusher
 from shared.net.server import H2ServerProtocol
 from tests.support.h2_rig import (
+    REQUEST,
     Heard,
     Link,
     ManualLoop,
@@ -46,7 +47,7 @@ class Served:
         self.raw = self.link.raw
         self.link.pump()
 
-    def open(self, body: bytes | None = None, end: bool = True) -> Heard:
-        self.raw.request(body=body, end=end)
+    def open(self, body: bytes | None = None, end: bool = True, headers: Headers = REQUEST) -> Heard:
+        self.raw.request(headers, body, end)
         self.link.pump()
         return self.heard[-1]

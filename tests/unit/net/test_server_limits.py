@@ -204,7 +204,7 @@ def test_bulk_streams_let_others_in_between():
 @pytest.mark.parametrize("engine_name", ["ngh2"], indirect=True)  # the other one takes turns whatever is said
 def test_a_clients_priority_signal_does_not_undo_that():
     rig = Served(client=server_settings(initial_window_size=1 << 20, no_rfc7540_priorities=1))
-    bulk = rig.open([*REQUEST, (b"priority", b"u=0")])
+    bulk = rig.open(headers=[*REQUEST, (b"priority", b"u=0")])
     bulk.stream.respond(RESPONSE)
     bulk.stream.send(b"b" * 100_000)
     engine = cast(Any, rig.conn.engine)
