@@ -121,7 +121,9 @@ class SimEngine(Engine):
     def _check_size(self, characters: int) -> None:
         most = self._info.max_seq_len
         if characters > most * sim_text.LONGEST_TOKEN:
-            raise BadRequest(f"the prompt has {characters} characters, more than {most} tokens can hold", "prompt")
+            raise BadRequest(
+                f"the prompt has {characters} characters, more than a context of {most} tokens can hold", "prompt"
+            )
 
     def is_token(self, token: int) -> bool:
         """Whether the vocabulary has it."""

@@ -76,4 +76,4 @@ async def test_a_client_that_leaves_frees_everything(client: openai.AsyncOpenAI,
         break
     await stream.close()
     await until(lambda: running.metric("laya_router_requests_in_flight") == 0, "nothing in flight")
-    await until(lambda: running.metric("laya_router_reserved_tokens") == 0, "no reservation is left")
+    await until(lambda: running.metric("laya_router_node_reserved_tokens") == 0, "no reservation is left")

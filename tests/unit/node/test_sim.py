@@ -348,7 +348,7 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(engine, mo
     longest = max(sim_text.WORDS, key=len)
     assert len(await engine.tokenize(longest * 32_768)) == 32_768
     monkeypatch.setattr(sim_text, "encode", lambda text: pytest.fail("it was tokenized"))
-    with pytest.raises(BadRequest, match=f"{most + 1} characters, more than 32768 tokens can hold"):
+    with pytest.raises(BadRequest, match=f"{most + 1} characters, more than a context of 32768 tokens can hold"):
         await engine.tokenize("a" * (most + 1))
-    with pytest.raises(BadRequest, match="more than 32768 tokens can hold"):
+    with pytest.raises(BadRequest, match="more than a context of 32768 tokens can hold"):
         await engine.render_chat([Message("user", "a" * most), Message("user", "a")], {})
