@@ -10,28 +10,18 @@ from shared.errors import Code, LayaError, exhausted, unavailable
 from shared.net.api import INTERNAL_ERROR
 from shared.net.grpc_wire import error_from_trailers, frame
 from shared.pb.laya.v1 import inference_pb2 as pb
+from tests.support import relay_calls
 from tests.support.fake_streams import FakeClientStream, FakeServerStream, FakeUpstream
+from tests.support.relay_calls import GENERATE
 from tests.support.relay_rig import MODEL, Rig
 
-GENERATE = b"/laya.v1.Inference/Generate"
 CHAT = b"/laya.v1.Inference/Chat"
 GRANT = (names.JOURNAL, b"1")
 DRAINING = unavailable("The node drains.", "DRAINING").grpc_trailers()
 
 
 def headers(path: bytes = GENERATE, *extra: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    return [
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", path),
-        (b":authority", b"localhost"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
-        (names.MODEL, MODEL.encode()),
-        (names.PROMPT_TOKENS, b"12"),
-        (names.MAX_TOKENS, b"64"),
-        *extra,
-    ]
+    return relay_calls.headers(path, *relay_calls.SDK, *extra)
 
 
 REQUEST = pb.GenerateRequest(model=MODEL, text="Hello").SerializeToString()
