@@ -1,7 +1,7 @@
-"""The garbage collector while a large table is made: it rests, and what was made is set aside.
+"""The garbage collector while a large table is made: it rests, and what was made counts as old at once.
 
-A table of thousands of rules is a hundred thousand objects that live long and hold no circles. A full look at them
-takes a tenth of a second in which nothing else goes on, and finds nothing; what is given up frees itself.
+A table of thousands of rules is a hundred thousand objects that live long and hold no circles. A look at them takes a
+tenth of a second in which nothing else goes on, and finds nothing; what is old is looked at least often.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Growth:
     ) -> None:
         self._deep -= 1
         if not self._deep:
-            gc.freeze()
+            gc.freeze()  # all that there is becomes old, without a look at it, by going out and coming in again:
+            gc.unfreeze()  # what stayed out would never be freed, a connection's circle of objects among it
             if self._was_on:
                 gc.enable()
 
