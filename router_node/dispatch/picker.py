@@ -21,7 +21,7 @@ from router_node.dispatch.settings import DispatchSettings
 from router_node.dispatch.types import HEADROOM, Candidate, NodeState
 from router_node.dispatch.unseen import FROM_SECONDS, drawn, level_of
 
-_BLIND_DRAWS: Final = 5
+_BLIND_DRAWS: Final = 8
 
 
 class Picker(Affinity):

@@ -20,7 +20,7 @@ FROM_OTHERS: Final = 0.25
 """Below so many requests of others for one of ours we are alone: a report is never quite up to date with us either."""
 FROM_SECONDS: Final = 0.05
 """Less hidden work than this, in seconds of one node's time, is not worth a draw."""
-AT_ONCE: Final = 1.5
+AT_ONCE: Final = 1.35
 """Requests of others that may come to a node together with one of ours."""
 MOST_OTHERS: Final = 64.0
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_node.dispatch.unseen import FROM_OTHERS, drawn, level_of
+from router_node.dispatch.unseen import AT_ONCE, FROM_OTHERS, drawn, level_of
 from tests.unit.dispatch.support import CAPACITY, Bed
 
 COSTS = st.lists(st.floats(0.0, 10.0), min_size=1, max_size=8).map(sorted)
@@ -102,8 +102,8 @@ def test_what_others_may_put_beside_ours_is_of_the_usual_size_and_no_larger_than
     for _ in range(400):
         bed.reserve(prompt_tokens=40, max_new_tokens=60).end()
     assert unseen.usual_total == pytest.approx(100, abs=5)
-    assert unseen.beside(50) == int(1.5 * 50)
-    assert unseen.beside(8000) == pytest.approx(1.5 * 100, abs=8)
+    assert unseen.beside(50) == int(AT_ONCE * 50)
+    assert unseen.beside(8000) == pytest.approx(AT_ONCE * 100, abs=8)
 
 
 def test_a_router_alone_leaves_no_room_beside() -> None:
