@@ -105,7 +105,7 @@ async def test_four_requests_decode_side_by_side(up: Up) -> None:
 
     async def one(client: LayaClient, number: int) -> str:
         text = ""
-        async for token in client.generate(f"The number {number} is", max_tokens=24, temperature=0, ignore_eos=True):
+        async for token in client.generate(f"The number {number} is", max_tokens=120, temperature=0, ignore_eos=True):
             order.append(number)
             text += str(token)
         return text

@@ -54,6 +54,15 @@ async def moved(router: Router, nodes: list[GrpcNode], session: str) -> str:
     return other
 
 
+async def follows(router: Router, nodes: list[GrpcNode], session: str, where: str, times: int = 3) -> None:
+    """Wait until a session goes to a node, time after time. It may have moved more than once on its way there."""
+
+    async def agreed() -> bool:
+        return [await sent(router, nodes, session) for _ in range(times)] == [where] * times
+
+    await eventually(agreed, f"{session} goes to {where}")
+
+
 async def test_a_session_that_has_moved_is_found_by_another_router_and_after_a_restart(
     world: RouterWorld, valkey: Valkey
 ) -> None:
@@ -62,11 +71,10 @@ async def test_a_session_that_has_moved_is_found_by_another_router_and_after_a_r
     one = await (await world.router("--redis", valkey.url, *flags)).ready(3)
     two = await (await world.router("--redis", valkey.url, *flags)).ready(3)
     where = await moved(one, nodes, "chat-1")
-    await two.metric_is("laya_router_pins_taken_total", 1)
-    assert [await sent(two, nodes, "chat-1") for _ in range(3)] == [where] * 3
+    await follows(two, nodes, "chat-1", where)
     three = await (await world.router("--redis", valkey.url, *flags)).ready(3)
-    await three.metric_is("laya_router_pins_taken_total", 1)
-    assert await sent(three, nodes, "chat-1") == where
+    await follows(three, nodes, "chat-1", where)
+    assert await three.metric("laya_router_pins_taken_total") >= 1
     assert await one.metric("laya_router_pins_acknowledged_total") >= 1
 
 
@@ -75,11 +83,7 @@ async def test_workers_tell_each_other(world: RouterWorld, valkey: Valkey) -> No
     flags = [flag for node in nodes for flag in ("--node", node.address)]
     router = await (await world.router("--redis", valkey.url, "--workers", "2", *flags)).ready(3)
     where = await moved(router, nodes, "chat-1")
-
-    async def agreed() -> bool:
-        return [await sent(router, nodes, "chat-1") for _ in range(6)] == [where] * 6
-
-    await eventually(agreed, "every worker sends it there")
+    await follows(router, nodes, "chat-1", where, 6)  # every worker sends it there
 
 
 async def test_an_acknowledged_session_survives_the_end_of_router_and_store_at_once(world: RouterWorld) -> None:
@@ -100,7 +104,6 @@ async def test_an_acknowledged_session_survives_the_end_of_router_and_store_at_o
         store.stop()  # SIGKILL too
         store.start()
         two = await (await world.router(*flags, env=env)).ready(3)
-        await two.metric_is("laya_router_pins_taken_total", 1)
-        assert [await sent(two, nodes, "chat-1") for _ in range(3)] == [where] * 3
+        await follows(two, nodes, "chat-1", where)
     finally:
         store.close()
