@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from importlib import metadata
 
 import pytest
 
@@ -61,8 +62,8 @@ def test_the_engine_is_named_by_the_package_that_is_there(
 ) -> None:
     def version(package: str) -> str:
         if package not in installed:
-            raise bench_vllm.metadata.PackageNotFoundError(package)
+            raise metadata.PackageNotFoundError(package)
         return installed[package]
 
-    monkeypatch.setattr(bench_vllm.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     assert bench_vllm._vllm() == said
