@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -29,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from loadtest import stages
 from loadtest.hop_client import HopClient, Sample, quantile
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds
+from loadtest.rounds import WARM_LAP, Budget, turns
 
-_WARM_LAP = 0.15  # seconds under load before each measured round: its processes slept while the others had theirs
 _ENDLESS = 1_000_000_000  # calls
 
 
@@ -93,14 +94,12 @@ async def measure(targets: list[Target], requests: int, threads: int, rounds: in
             await client.load(threads, threads)
         before = {target.name: stages.read(target.admin) for target in targets if target.admin}
         per_round = max(threads, requests // rounds)
-        for turn in range(rounds):
-            pairs = list(zip(targets, clients, strict=True))
-            at = turn % len(pairs)
-            for target, client in pairs[at:] + pairs[:at]:
-                await client.load(_ENDLESS, threads, seconds=_WARM_LAP)
-                used = cpu_seconds(target.pids)
-                target.samples.append(await client.load(per_round, threads))
-                target.cpu += cpu_seconds(target.pids) - used
+        pairs = list(zip(targets, clients, strict=True))
+        for target, client in turns(pairs, rounds, Budget(math.inf), "rounds", WARM_LAP):
+            await client.load(_ENDLESS, threads, seconds=WARM_LAP)
+            used = cpu_seconds(target.pids)
+            target.samples.append(await client.load(per_round, threads))
+            target.cpu += cpu_seconds(target.pids) - used
         for target in targets:
             if target.admin:
                 target.times = stages.between(before[target.name], stages.read(target.admin))

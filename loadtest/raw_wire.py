@@ -208,12 +208,8 @@ class ClientConnection(RawConnection):
 
     def open(self, headers: Headers, body: bytes, sink: ClientSink) -> RawStream | None:
         """Begin a call with its whole request; None when the connection takes none."""
-        if self.transport is None or len(self._sinks) >= MAX_STREAMS:
-            return None
-        try:
-            stream_id = self.engine.send_request(headers)
-            self.engine.send_data(stream_id, body, end_stream=True)
-        except NGH2Error:
+        stream_id = self._begun(headers, body)
+        if not stream_id:
             return None
         self._sinks[stream_id] = sink
         self.flush()  # the event loop joins what is written in one turn
@@ -221,16 +217,23 @@ class ClientConnection(RawConnection):
 
     def ask(self, headers: Headers, body: bytes) -> asyncio.Future[bool] | None:
         """A unary call at the least cost: whether its status was OK. None when the connection takes none."""
-        if self.transport is None or len(self._asked) >= MAX_STREAMS:
-            return None
-        try:
-            stream_id = self.engine.send_request(headers)
-            self.engine.send_data(stream_id, body, end_stream=True)
-        except NGH2Error:
+        stream_id = self._begun(headers, body)
+        if not stream_id:
             return None
         answer = self._asked[stream_id] = self._loop.create_future()
         self.flush()
         return answer
+
+    def _begun(self, headers: Headers, body: bytes) -> int:
+        """The id of a stream with a whole request, not flushed yet; 0 when the connection takes none."""
+        if self.transport is None or len(self._sinks) + len(self._asked) >= MAX_STREAMS:
+            return 0
+        try:
+            stream_id: int = self.engine.send_request(headers)
+            self.engine.send_data(stream_id, body, end_stream=True)
+        except NGH2Error:
+            return 0
+        return stream_id
 
     def _answered(self, stream_id: int, fine: bool) -> None:
         answer = self._asked.pop(stream_id, None)
