@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,7 +16,7 @@ from inference_node.quantize import demo
 from shared.client import LayaClient
 from shared.errors import LayaError
 from tests.support.processes import fetch, metric
-from tests.support.up import Up, wait_for
+from tests.support.up import Up, serving, wait_for
 
 pytestmark = [
     pytest.mark.e2e,
@@ -44,13 +43,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     config.write_text(yaml.safe_dump({"inference": INFERENCE}))
     cache = tmp_path_factory.mktemp("cache")
     running = Up(cache, "--config", str(config), "--model", str(demo.gguf()), "--nodes", "1")
-    try:
-        running.ready = running.event("ready")
+    with serving(running):
         yield running
-        assert running.stop() == 0
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running.seen), "no process is left")
-    finally:
-        running.popen.kill()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -20,7 +19,7 @@ from tests.faults.real import asks
 from tests.faults.tally import Tally
 from tests.support.ports import until
 from tests.support.processes import fetch, metric
-from tests.support.up import Up, wait_for
+from tests.support.up import Up, serving, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"
@@ -33,13 +32,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Two vLLM nodes that share the cores, on the demo model from the user's cache (made once if need be)."""
     model = demo.prepare()
     running = Up(tmp_path_factory.mktemp("cache"), "--model", str(model), "--nodes", "2", **SOON)
-    try:
-        running.ready = running.event("ready")
+    with serving(running):
         yield running
-        assert running.stop() == 0
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running.seen), "no process is left")
-    finally:
-        running.popen.kill()
 
 
 def test_the_ready_line_names_address_model_and_engine(up: Up) -> None:

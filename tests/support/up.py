@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ class Up:
             return self.popen.wait(30)
         finally:
             self.popen.kill()
+
+
+@contextlib.contextmanager
+def serving(running: Up) -> Iterator[Up]:
+    """From its ready line until it is stopped, with 0 and without a process left."""
+    try:
+        running.ready = running.event("ready")
+        yield running
+        assert running.stop() == 0
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running.seen), "no process is left")
+    finally:
+        running.popen.kill()
 
 
 def alive(pid: int) -> bool:

@@ -15,10 +15,9 @@ from shared.pb.laya.v1 import inference_pb2 as pb
 from shared.tracing.context import Sampler, parse
 from shared.tracing.span import CLIENT, SERVER, Span
 from tests.support.fake_streams import FakeServerStream
+from tests.support.relay_calls import GENERATE, SDK, headers
 from tests.support.relay_rig import MODEL, Rig
 
-GENERATE = b"/laya.v1.Inference/Generate"
-SDK = [(names.MODEL, MODEL.encode()), (names.PROMPT_TOKENS, b"12"), (names.MAX_TOKENS, b"64")]
 TRACE, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 PARENT = b"00-%032x-%016x-01" % (TRACE, CALLER)
 
@@ -40,28 +39,15 @@ def traced(rig: Rig, ratio: float = 1.0) -> Kept:
     return kept
 
 
-def headers(path: bytes = GENERATE, *extra: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    return [
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", path),
-        (b":authority", b"localhost"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
-        *SDK,
-        *extra,
-    ]
-
-
 def call(rig: Rig, *extra: tuple[bytes, bytes]) -> FakeServerStream:
-    return FakeServerStream().call(rig.front.accept, headers(GENERATE, *extra), b"message")
+    return FakeServerStream().call(rig.front.accept, headers(GENERATE, *SDK, *extra), b"message")
 
 
 async def test_a_stream_that_goes_on_elsewhere_has_it_among_its_events() -> None:
     rig = Rig(2, migration=MigrationSettings())
     kept = traced(rig)
     request = pb.GenerateRequest(model=MODEL, text="hi").SerializeToString()
-    client = FakeServerStream().call(rig.front.accept, headers(GENERATE), request)
+    client = FakeServerStream().call(rig.front.accept, headers(GENERATE, *SDK), request)
     first, token = rig.used, frame(pb.GenerateResponse(token_ids=[1], text="a").SerializeToString())
     first.last.begin((names.JOURNAL, b"1"))
     first.last.sink.on_response_data(token, False)
@@ -184,7 +170,7 @@ async def test_a_fault_of_the_cluster_is_an_error_and_a_callers_is_none() -> Non
     client = call(rig)
     rig.used.last.refuse(unavailable("gone", "ENGINE_FAILED").grpc_trailers())
     client.settle()
-    asked = [(name, b"none" if name == names.MODEL else value) for name, value in headers()]
+    asked = [(name, b"none" if name == names.MODEL else value) for name, value in headers(GENERATE, *SDK)]
     wrong = FakeServerStream().call(rig.front.accept, asked, b"message")
     wrong.settle()
     roots = [span for span in kept.spans if span.kind == SERVER]
@@ -196,7 +182,7 @@ async def test_a_fault_of_the_cluster_is_an_error_and_a_callers_is_none() -> Non
 async def test_probes_and_lists_are_not_traced(path: bytes) -> None:
     rig = Rig(1)
     kept = traced(rig)
-    client = FakeServerStream().call(rig.front.accept, headers(path), b"")
+    client = FakeServerStream().call(rig.front.accept, headers(path, *SDK), b"")
     if rig.bridge.streams:
         rig.bridge.last.answer(b"")
     client.settle()
