@@ -31,19 +31,26 @@ class NativeError(Exception):
     """llama.cpp said no: one sentence."""
 
 
+# llama.cpp has one log in a process and holds no reference to who listens, so the listener is never let go: it outlives
+# every Library, also one that was dropped without a word.
+_errors: deque[str] = deque(maxlen=8)
+_listener: Any = None
+
+
+def _listen(level: int, text: bytes, _data: Any) -> None:
+    if level == _ERROR and text.strip():
+        _errors.append(text.decode("utf-8", "replace").strip())
+
+
 class Library:
-    """The shared library. One per process: llama.cpp has one log for all."""
+    """The shared library. What it complains of is one log for the whole process."""
 
     def __init__(self, api: Any) -> None:
+        global _listener
         self.api = api
-        self._errors: deque[str] = deque(maxlen=8)
-
-        def listen(level: int, text: bytes, _data: Any) -> None:
-            if level == _ERROR and text.strip():
-                self._errors.append(text.decode("utf-8", "replace").strip())
-
-        self._listener = api.llama_log_callback(listen)  # kept: C holds no reference
-        api.llama_log_set(self._listener, ctypes.c_void_p(0))
+        if _listener is None:
+            _listener = api.llama_log_callback(_listen)
+        api.llama_log_set(_listener, ctypes.c_void_p(0))
         api.llama_backend_init()
 
     @staticmethod
@@ -65,8 +72,8 @@ class Library:
 
     def last_words(self) -> str:
         """What llama.cpp complained of since the last call, the first of it, which names the cause."""
-        words = self._errors[0] if self._errors else ""
-        self._errors.clear()
+        words = _errors[0] if _errors else ""
+        _errors.clear()
         _, _, said = words.partition(": ")
         return said or words
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +104,17 @@ def test_loading_ends_when_it_is_told_to(model: Model) -> None:
 
 def test_a_library_gives_its_log_back(model: Model) -> None:
     Library.load().close()
+
+
+def test_a_library_dropped_without_a_word_leaves_a_log_that_works(model: Model) -> None:
+    dropped = """
+import gc
+from inference_node.engines.llama_cpp_native import Library
+Library.load()
+gc.collect()
+filled = [b"\\xff" * size for size in range(16, 400, 8) for _ in range(2000)]  # what was freed now holds this
+import llama_cpp
+print(llama_cpp.llama_model_load_from_file(b"/no/such.gguf", llama_cpp.llama_model_default_params()))
+"""
+    found = subprocess.run([sys.executable, "-c", dropped], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (0, "None\n"), found.stderr
