@@ -74,9 +74,8 @@ async def test_a_greedy_answer_is_llama_cpps_own(up: Up) -> None:
     # In a process of its own: what goes wrong in C then fails this test, not all of them.
     own = f"""
 import json, llama_cpp
-own = llama_cpp.Llama(
-    {str(demo.gguf())!r}, n_ctx={CONTEXT}, n_batch={BATCH}, n_ubatch={BATCH}, n_threads=1, flash_attn=True, verbose=False
-)
+sizes = dict(n_ctx={CONTEXT}, n_batch={BATCH}, n_ubatch={BATCH}, n_threads=1)
+own = llama_cpp.Llama({str(demo.gguf())!r}, flash_attn=True, verbose=False, **sizes)
 found = own.create_completion({PROMPT!r}, temperature=0, repeat_penalty=1.0, max_tokens=24)
 print(json.dumps(found["choices"][0]["text"]))
 """
