@@ -283,7 +283,7 @@ class Pool:
         # A node cannot tell what it will find in its cache, so it reports whole prompts; of late it found so much.
         node.pending = int(node.queued * (1.0 - node.hit_rate))
         self.mean_wait += (node.pending * node.inv_rate - self.mean_wait) * weight
-        self.unseen.told(node)
+        self.unseen.told(node, now)
         live = node.link_up and node.ready and not node.draining and node.reported_at >= 0.0
         if live != node.live:
             self.live += live - node.live

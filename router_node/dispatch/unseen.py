@@ -11,6 +11,7 @@ its cost: if all routers do so, the hidden work fills the cheapest nodes up to o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,6 +27,8 @@ MOST_OTHERS: Final = 64.0
 
 _LEAST_TOLD: Final = 8
 _OTHERS_GAIN: Final = 0.02
+_OTHERS_PER_SECOND: Final = 1.0
+_OTHERS_MOST_GAIN: Final = 0.2
 _USUAL_GAIN: Final = 0.05
 _SIZE_GAIN: Final = 0.02
 
@@ -33,13 +36,14 @@ _SIZE_GAIN: Final = 0.02
 class Unseen:
     """The sums over one pool's nodes."""
 
-    __slots__ = ("_counted", "_reserved", "_told", "_usual", "others", "usual_total")
+    __slots__ = ("_at", "_counted", "_reserved", "_told", "_usual", "others", "usual_total")
 
     def __init__(self) -> None:
         self.others = 0.0
         """Requests of other routers for each of ours, of late."""
         self.usual_total = 0.0
         """KV tokens of a request, prompt and new ones, on average of late."""
+        self._at = -math.inf
         self._told = 0
         self._counted = 0
         self._reserved = 0
@@ -69,17 +73,23 @@ class Unseen:
         usual = self.usual_total
         self.usual_total = usual + (total - usual) * _SIZE_GAIN if usual else float(total)
 
-    def told(self, node: NodeState) -> None:
+    def told(self, node: NodeState, now: float) -> None:
         """A node has reported."""
         told = node.running + node.waiting
         counted = node.mine - len(node.uncounted)
         self._told += told - node.summed_told
         self._counted += counted - node.summed_counted
         node.summed_told, node.summed_counted = told, counted
-        if self._told >= _LEAST_TOLD:
+        if self._told >= _LEAST_TOLD or self._counted > 0:
             foreign = (self._told - self._counted) / (self._counted if self._counted > 1 else 1)
             foreign = 0.0 if foreign < 0.0 else MOST_OTHERS if foreign > MOST_OTHERS else foreign
-            self.others += (foreign - self.others) * _OTHERS_GAIN
+            # Of few requests one alone, not yet told of as over, says too much; but that the others have gone shows.
+            if self._told >= _LEAST_TOLD or foreign < self.others:
+                # A few nodes report now and then: what they tell holds for as long as it took to come.
+                gain = (now - self._at) * _OTHERS_PER_SECOND if self._at >= 0.0 else 0.0
+                gain = min(max(gain, _OTHERS_GAIN), _OTHERS_MOST_GAIN)
+                self.others += (foreign - self.others) * gain
+        self._at = now
 
     def settled(self, node: NodeState, sent: bool) -> None:
         """A node's reservations have changed; ``sent`` when one was added."""

@@ -37,6 +37,36 @@ def test_a_router_alone_sees_nothing_hidden() -> None:
     assert bed.dispatcher.resolve("m")[0].unseen.tokens == 0.0
 
 
+def test_that_the_others_have_gone_shows_though_few_requests_are_left() -> None:
+    bed = Bed()
+    bed.node("a", max_seq_len=0)
+    sent = [bed.reserve() for _ in range(10)]
+    unseen = bed.dispatcher.resolve("m")[0].unseen
+    bed.report("a", CAPACITY - 1000, running=40, counted_dispatches=[r.id for r in sent])
+    for _ in range(400):
+        bed.report("a", CAPACITY - 1000, running=40)
+    assert unseen.others > 2
+    for reservation in sent[3:]:
+        reservation.end()
+    for _ in range(400):
+        bed.report("a", CAPACITY - 1000, running=3)
+    assert unseen.others < FROM_OTHERS
+    for _ in range(400):  # one of three that is not known to be over is no news of others
+        bed.report("a", CAPACITY - 1000, running=4)
+    assert unseen.others < FROM_OTHERS
+
+
+@pytest.mark.parametrize(("gap", "gone"), [(0.0, False), (0.25, True)])
+def test_reports_that_come_now_and_then_count_for_longer(gap: float, gone: bool) -> None:
+    bed = Bed()
+    assert others_of(bed, 80) > 6
+    unseen = bed.dispatcher.resolve("m")[0].unseen
+    for _ in range(20):
+        bed.clock.now += gap
+        bed.report("a", CAPACITY - 1000, running=10)
+    assert (unseen.others < FROM_OTHERS) is gone
+
+
 def test_what_is_hidden_is_what_we_have_sent_times_the_others() -> None:
     bed = Bed()
     others_of(bed, 40)
