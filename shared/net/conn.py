@@ -164,7 +164,8 @@ class H2Connection(Metered):
                 self.engine.dispatch(self)
             self._sweep()
         finally:
-            self.vitals.stop()
+            self.vitals.end()
+            self.turns = None
             self.counters.connections_closed += 1
             self.on_lost()
             if batch:

@@ -29,7 +29,9 @@ _LINGER: Final = 6
 class Waits:
     """One connection's. ``transport`` is set while there is one."""
 
-    __slots__ = ("_conn", "_deadline", "_left", "_parser", "_phase", "_settings", "_uploads", "transport")
+    __slots__ = ("_conn", "_deadline", "_left", "_open", "_parser", "_phase", "_settings", "_uploads", "transport")
+
+    __deletable__ = ("_conn",)
 
     def __init__(self, conn: Http1Protocol, settings: NetSettings, uploads: Uploads, parser: RequestParser) -> None:
         self._conn = conn
@@ -37,6 +39,7 @@ class Waits:
         self._uploads = uploads
         self._parser = parser
         self._deadline = Deadline(conn.flusher.loop, self._expired)
+        self._open = True
         self._phase = _NOTHING
         self._left = 0  # bytes that a client had still to take when it was last looked at
         self.transport: asyncio.Transport | None = None
@@ -91,10 +94,13 @@ class Waits:
         self._watch(_LINGER, self._settings.close_timeout)
 
     def stop(self) -> None:
-        """The transport is gone."""
+        """The transport is gone. Nothing more is waited for, and the connection is let go of."""
         self.transport = None
         self._phase = _NOTHING
         self._deadline.stop()
+        if self._open:
+            self._open = False
+            del self._conn
 
     def _watch(self, phase: int, seconds: float) -> None:
         if self._phase == _BODY:

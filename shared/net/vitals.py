@@ -29,11 +29,14 @@ class Vitals:
         "_kept_at",
         "_lingering",
         "_loop",
+        "_over",
         "_paused_at",
         "_pinged",
         "_stalled",
         "born",
     )
+
+    __deletable__ = ("_conn",)
 
     def __init__(self, conn: H2Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._conn = conn
@@ -47,6 +50,7 @@ class Vitals:
         self._lingering: set[int] = set()
         self._stalled: dict[int, tuple[int, float]] = {}  # streams whose bytes wait: how many, and since when so many
         self._closing = False
+        self._over = False
 
     def start(self) -> None:
         """The connection has a transport."""
@@ -59,6 +63,13 @@ class Vitals:
             self._handle.cancel()
             self._handle = None
 
+    def end(self) -> None:
+        """The connection is over: lets go of it, so that both are freed now and not when the collector comes by."""
+        if not self._over:
+            self._over = self._closing = True
+            self.stop()
+            del self._conn
+
     def hurry(self, delay: float) -> None:
         """Look again in so many seconds, and decide then when to look next."""
         if not self._closing:
@@ -67,7 +78,7 @@ class Vitals:
 
     def on_pong(self) -> None:
         """The peer lives; its next silence counts from now."""
-        if self._pinged:
+        if self._pinged and not self._over:
             self._pinged = 0.0
             self.hurry(self._conn.settings.keepalive_time)
 
@@ -77,6 +88,8 @@ class Vitals:
 
     def on_close(self) -> None:
         """The transport is closing; see that it ends."""
+        if self._over:
+            return
         self._closing = True
         self.stop()
         self._arm(self._conn.settings.close_timeout)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 
 import pytest
+from ngh2 import Role
 
 from shared.net.api import CANCEL
+from shared.net.http1 import Http1Protocol
+from shared.net.server import H2ServerProtocol
 from shared.net.sniff import PREFACE
 from tests.support.attack import GOAWAY, HEADERS, SETTINGS, frame
-from tests.support.h2_rig import REQUEST, Asked
+from tests.support.h2_rig import REQUEST, Asked, Raw
 from tests.support.listener_house import GET, House, house, kinds_of, pool
 from tests.support.web import RawClient, until
 
@@ -130,3 +134,34 @@ async def test_close_cuts_off_what_does_not_end_in_time():
             assert made.aborted == 2
             await until(lambda: asked.closed)
             assert asked.closed[0][0] == CANCEL or asked.closed[0][0] > 0
+
+
+@pytest.mark.parametrize("kind", [Http1Protocol, H2ServerProtocol])
+@pytest.mark.parametrize("engine", ["ngh2", "h2"])
+async def test_a_connection_that_is_over_leaves_nothing_for_the_collector(kind: type, engine: str):
+    if kind is H2ServerProtocol:
+        raw = Raw(Role.CLIENT)
+        raw.request()
+        asks = raw.take()
+    else:
+        asks = GET
+
+    def left() -> int:
+        return sum(type(found) is kind for found in gc.get_objects())
+
+    async with house({"engine": engine}) as (made, listener):
+        gc.collect()
+        before = left()
+        gc.disable()
+        try:
+            for _ in range(10):
+                reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+                writer.write(asks)
+                await reader.read(1000)
+                writer.close()
+                await writer.wait_closed()
+            await until(lambda: listener.connections == 0)
+            made.exchanges.clear()
+            await until(lambda: left() == before)  # the transport lets go of its own a turn later
+        finally:
+            gc.enable()
