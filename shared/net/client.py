@@ -182,7 +182,7 @@ class H2ClientProtocol(H2Connection):
     def drop(self) -> None:
         """Give up a connection that is not ready, if it exists at all by now."""
         self.dead = self.leaving = True
-        self.vitals.stop()
+        self.vitals.end()
         if hasattr(self, "transport"):
             self.transport.abort()
 

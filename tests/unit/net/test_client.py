@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.h2_rig import (
     Link,
     ManualLoop,
     Raw,
+    Wire,
     net_settings,
     server_settings,
 )
@@ -381,6 +383,27 @@ def test_a_cancelled_request_that_the_engine_forgot_is_forgotten_here_too(engine
         rig.loop.advance(1.0)
         rig.link.pump()
     assert rig.conn.streams == 1
+
+
+def test_a_connection_that_is_given_up_while_it_is_dialled_says_nothing_and_is_freed():
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(found) is H2ClientProtocol for found in gc.get_objects())
+        loop = ManualLoop()
+        for comes in (False, True):
+            conn = H2ClientProtocol(Owner(), net_settings(), Flusher(cast(Any, loop)))
+            conn.drop()
+            if comes:
+                wire = Wire(loop)
+                wire.attach(conn)
+                assert wire.aborted and not wire.writes
+                wire.protocol = None
+        del conn
+        loop.run()
+        assert sum(type(found) is H2ClientProtocol for found in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_informational_responses_are_dropped_and_bounded():
