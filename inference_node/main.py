@@ -23,6 +23,7 @@ from router_node.signals import StopSignals
 from shared import logging as logs
 from shared.config import ConfigError, load
 from shared.config.schema import Config
+from shared.heap import settle_heap
 from shared.net.listener import ListenError
 from shared.open_files import raise_limit
 
@@ -87,6 +88,7 @@ async def serve(config: Config, engine: Engine, announcer: Announcer) -> int:
         info = await _unless(signals.stop, engine.start())
         if info is None:
             return OK
+        settle_heap()
         node.serve(info)
         announcer.ready(node.address, node.state.node_id, node.state.names[0], info.engine)
         _tell_ready(node, info)

@@ -63,11 +63,11 @@ async def serve(options: Options) -> int:
     from router_node.admin.view import LocalView
     from router_node.admin_side import AdminSide
     from router_node.client_side import ClientSide
-    from router_node.heap import settle_heap
     from router_node.node_side import NodeSide, configured_sources
     from router_node.route_side import RouteSide
     from router_node.session_side import SessionSide
     from router_node.signals import StopSignals, unless
+    from shared.heap import SELDOM, settle_heap
 
     config = options.config
     async with contextlib.AsyncExitStack() as stack:
@@ -98,7 +98,7 @@ async def serve(options: Options) -> int:
                     return OK
             await part.start()
         await admin.open()
-        settle_heap()
+        settle_heap(SELDOM)
         announce(options, clients.address, admin.address)
         replaced = await until_over(signals, lambda: Listening(clients.sockets, admin.sockets, not nodes.not_ready()))
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)

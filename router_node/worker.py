@@ -35,7 +35,6 @@ from router_node.control import (
     View,
 )
 from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
-from router_node.heap import settle_heap
 from router_node.node_side import NodeSide
 from router_node.route_side import caps_of
 from router_node.routes.manager import RouteManager
@@ -44,6 +43,7 @@ from router_node.session_side import PinKeeper, Relay, mode_of
 from router_node.signals import StopSignals, first
 from shared import logging as logs
 from shared.config import ConfigError
+from shared.heap import SELDOM, settle_heap
 
 _START_TIMEOUT = 10.0  # seconds for the supervisor's first message
 
@@ -110,7 +110,7 @@ async def work(sock: socket.socket, listening: Sequence[socket.socket]) -> int:
             await nodes.reach()
             stack.push_async_callback(clients.close)
             await clients.start()
-            settle_heap()
+            settle_heap(SELDOM)
             channel.send(Serving(clients.address))
             tasks.append(asyncio.create_task(_count(channel, clients, signals.stop), name="control-count"))
             await first(signals.stop, signals.replace)

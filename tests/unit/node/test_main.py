@@ -44,6 +44,23 @@ def test_it_says_when_it_listens_and_when_it_is_ready_and_ends_well():
     assert "node_stopped" in proc.output()
 
 
+def test_the_collector_leaves_alone_what_is_there_once_it_serves():
+    code = """
+import atexit, gc, sys
+from inference_node.main import main
+atexit.register(lambda: print("left alone:", gc.get_freeze_count(), file=sys.stderr))
+main(["--engine", "sim", "--port", "0", "--model", "demo", "--ready-fd", "1"])
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        events = [json.loads(process.stdout.readline())["event"] for _ in range(2)]
+        process.terminate()
+        _, said = process.communicate(timeout=20)
+    assert (events, process.returncode) == (["listening", "ready"], 0)
+    assert int(said.partition("left alone: ")[2].split()[0]) > 10_000
+
+
 def test_sigterm_lets_what_runs_finish_and_takes_nothing_new():
     proc = node(env={"LAYA_INFERENCE__SIM__DECODE_BASE_MS": "30"})
     try:
