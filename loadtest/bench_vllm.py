@@ -4,9 +4,9 @@
 
 Both ways end in the same two vLLM servers with the demo model: directly by HTTP at the nodes' own port, or through a
 router that speaks gRPC to them. Time to first token is taken from single requests that go the two ways in turns;
-throughput from a fixed piece of work for eight clients at a time, in rounds that take turns, each after as large a piece
-that is not measured. Every prompt is new, so no cache helps. Router and clients share the cores with the engines. Exit
-code 1 when an aim is missed, 6 when the budget cut it short.
+throughput from a fixed piece of work for eight clients at a time, in rounds that take turns, each after as large a
+piece that is not measured. Every prompt is new, so no cache helps. Router and clients share the cores with the engines.
+Exit code 1 when an aim is missed, 6 when the budget cut it short.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ async def measure(direct: Side, routed: Side, rounds: int, probes: int, deadline
             break
         rates = {}
         for side in (direct, routed) if number % 2 == 0 else (routed, direct):
-            # The router takes what went past it for other routers' work; a whole piece, and it has seen that it is alone.
+            # The router takes what went past it for other routers' work; after a whole piece it knows that it is alone.
             await side.work(EACH, OUTPUT)
             rates[side.name], failed = await side.work(EACH, OUTPUT)
             found.errors += failed

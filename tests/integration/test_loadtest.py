@@ -114,6 +114,7 @@ def test_the_hop_benchmark_measures_calls_and_streams() -> None:
         for target in ("direct", "laya"):
             assert 0 < shown[scenario, target]["p50_ms"] <= shown[scenario, target]["p99_ms"]
         assert shown[scenario, "laya"]["cpu_us_per_call"] > 0
+    assert {row["scenario"] for row in bulk} == {"64 messages each", "512 messages each"}
     assert all(row["messages_per_second"] > 0 for row in bulk)
     for row in paced:
         assert row["messages_per_second"] > 100  # 16 streams of 40
