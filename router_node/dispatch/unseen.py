@@ -27,8 +27,8 @@ MOST_OTHERS: Final = 64.0
 
 _LEAST_TOLD: Final = 8
 _OTHERS_GAIN: Final = 0.02
-_OTHERS_PER_SECOND: Final = 1.0
 _OTHERS_MOST_GAIN: Final = 0.2
+_SPARSE: Final = 0.1
 _USUAL_GAIN: Final = 0.05
 _SIZE_GAIN: Final = 0.02
 
@@ -43,7 +43,7 @@ class Unseen:
         """Requests of other routers for each of ours, of late."""
         self.usual_total = 0.0
         """KV tokens of a request, prompt and new ones, on average of late."""
-        self._at = -math.inf
+        self._at = math.inf
         self._told = 0
         self._counted = 0
         self._reserved = 0
@@ -85,9 +85,9 @@ class Unseen:
             foreign = 0.0 if foreign < 0.0 else MOST_OTHERS if foreign > MOST_OTHERS else foreign
             # Of few requests one alone, not yet told of as over, says too much; but that the others have gone shows.
             if self._told >= _LEAST_TOLD or foreign < self.others:
-                # A few nodes report now and then: what they tell holds for as long as it took to come.
-                gain = (now - self._at) * _OTHERS_PER_SECOND if self._at >= 0.0 else 0.0
-                gain = min(max(gain, _OTHERS_GAIN), _OTHERS_MOST_GAIN)
+                # A few nodes report now and then: what they tell holds for as long, in seconds, as it took to come.
+                apart = now - self._at
+                gain = _OTHERS_GAIN if apart < _SPARSE else min(apart, _OTHERS_MOST_GAIN)
                 self.others += (foreign - self.others) * gain
         self._at = now
 
