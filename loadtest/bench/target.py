@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,13 @@ def environment() -> dict[str, str]:
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / (1 << 30):.1f} GiB",
         "load average before": f"{os.getloadavg()[0]:.1f}",
     }
-    for name in _PACKAGES:
+    return found | installed(_PACKAGES)
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """The versions of those that are installed, in their order."""
+    found = {}
+    for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

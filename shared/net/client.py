@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from typing import Final
+from typing import Final, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -178,6 +179,13 @@ class H2ClientProtocol(H2Connection):
             self.counters.count(reason)
         self._leave()
         self._close_if_idle()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over a transport, unless the connection was given up while it was dialled."""
+        if self.dead:
+            cast(asyncio.Transport, transport).abort()
+        else:
+            super().connection_made(transport)
 
     def drop(self) -> None:
         """Give up a connection that is not ready, if it exists at all by now."""

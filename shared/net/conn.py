@@ -110,9 +110,6 @@ class H2Connection(Metered):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over a transport; our SETTINGS go out at once."""
         self.transport = cast(asyncio.Transport, transport)
-        if self.dead:  # given up while it was dialled
-            self.transport.abort()
-            return
         self.peer = peer_name(transport)
         self.transport.set_write_buffer_limits(high=self.settings.write_high)
         self.transport.write(self.engine.hello)

@@ -22,7 +22,7 @@ _AHEAD: Final = 64 << 10  # bytes held before the connection should stop reading
 class RequestQueue:
     """The requests of one connection in order. Bytes are parsed only when a request is asked for."""
 
-    __slots__ = ("_at", "_conn", "_data", "_held", "_open", "_parser", "_pieces", "_ready", "refusal")
+    __slots__ = ("_at", "_conn", "_data", "_held", "_parser", "_pieces", "_ready", "refusal")
 
     __deletable__ = ("_conn",)
 
@@ -30,7 +30,6 @@ class RequestQueue:
         self, conn: Http1Protocol, settings: NetSettings, uploads: Uploads, heads: KnownHeads | None = None
     ) -> None:
         self._conn = conn
-        self._open = True
         self._parser = RequestParser(
             self._on_request, settings.max_header_bytes, settings.max_body_bytes, uploads.refusal, heads
         )
@@ -92,9 +91,7 @@ class RequestQueue:
         """Drop all of it for good: the connection is gone, and let go of."""
         self.clear()
         self._parser.release()
-        if self._open:
-            self._open = False
-            del self._conn
+        del self._conn
 
     def _forget(self) -> None:
         self._pieces.clear()

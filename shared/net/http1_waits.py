@@ -29,7 +29,7 @@ _LINGER: Final = 6
 class Waits:
     """One connection's. ``transport`` is set while there is one."""
 
-    __slots__ = ("_conn", "_deadline", "_left", "_open", "_parser", "_phase", "_settings", "_uploads", "transport")
+    __slots__ = ("_conn", "_deadline", "_left", "_parser", "_phase", "_settings", "_uploads", "transport")
 
     __deletable__ = ("_conn",)
 
@@ -39,7 +39,6 @@ class Waits:
         self._uploads = uploads
         self._parser = parser
         self._deadline = Deadline(conn.flusher.loop, self._expired)
-        self._open = True
         self._phase = _NOTHING
         self._left = 0  # bytes that a client had still to take when it was last looked at
         self.transport: asyncio.Transport | None = None
@@ -98,9 +97,7 @@ class Waits:
         self.transport = None
         self._phase = _NOTHING
         self._deadline.stop()
-        if self._open:
-            self._open = False
-            del self._conn
+        del self._conn
 
     def _watch(self, phase: int, seconds: float) -> None:
         if self._phase == _BODY:

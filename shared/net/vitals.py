@@ -78,7 +78,7 @@ class Vitals:
 
     def on_pong(self) -> None:
         """The peer lives; its next silence counts from now."""
-        if self._pinged and not self._over:
+        if self._pinged:
             self._pinged = 0.0
             self.hurry(self._conn.settings.keepalive_time)
 
@@ -88,8 +88,6 @@ class Vitals:
 
     def on_close(self) -> None:
         """The transport is closing; see that it ends."""
-        if self._over:
-            return
         self._closing = True
         self.stop()
         self._arm(self._conn.settings.close_timeout)

@@ -72,6 +72,7 @@ async def test_a_session_that_has_moved_is_found_by_another_router_and_after_a_r
     two = await (await world.router("--redis", valkey.url, *flags)).ready(3)
     where = await moved(one, nodes, "chat-1")
     await follows(two, nodes, "chat-1", where)
+    assert await two.metric("laya_router_pins_taken_total") >= 1
     three = await (await world.router("--redis", valkey.url, *flags)).ready(3)
     await follows(three, nodes, "chat-1", where)
     assert await three.metric("laya_router_pins_taken_total") >= 1
@@ -105,5 +106,6 @@ async def test_an_acknowledged_session_survives_the_end_of_router_and_store_at_o
         store.start()
         two = await (await world.router(*flags, env=env)).ready(3)
         await follows(two, nodes, "chat-1", where)
+        assert await two.metric("laya_router_pins_taken_total") >= 1
     finally:
         store.close()

@@ -9,19 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router_node.dispatch import Reservation
 from router_node.dispatch.unseen import AT_ONCE, FROM_OTHERS, drawn, level_of
 from tests.unit.dispatch.support import CAPACITY, Bed
 
 COSTS = st.lists(st.floats(0.0, 10.0), min_size=1, max_size=8).map(sorted)
 
 
-def others_of(bed: Bed, running: int, rounds: int = 400) -> float:
-    """What a router thinks of the others after as many reports of ``running`` requests, of which it has sent ten."""
+def crowd(bed: Bed, running: int) -> list[Reservation]:
+    """The ten requests that a router has sent to a node that has reported ``running`` of them for long."""
     bed.node("a", max_seq_len=0)
     sent = [bed.reserve() for _ in range(10)]
     bed.report("a", CAPACITY - 1000, running=running, counted_dispatches=[r.id for r in sent])
-    for _ in range(rounds):
+    for _ in range(400):
         bed.report("a", CAPACITY - 1000, running=running)
+    return sent
+
+
+def others_of(bed: Bed, running: int) -> float:
+    """What a router thinks of the others in such a ``crowd``."""
+    crowd(bed, running)
     return bed.dispatcher.resolve("m")[0].unseen.others
 
 
@@ -39,12 +46,8 @@ def test_a_router_alone_sees_nothing_hidden() -> None:
 
 def test_that_the_others_have_gone_shows_though_few_requests_are_left() -> None:
     bed = Bed()
-    bed.node("a", max_seq_len=0)
-    sent = [bed.reserve() for _ in range(10)]
+    sent = crowd(bed, 40)
     unseen = bed.dispatcher.resolve("m")[0].unseen
-    bed.report("a", CAPACITY - 1000, running=40, counted_dispatches=[r.id for r in sent])
-    for _ in range(400):
-        bed.report("a", CAPACITY - 1000, running=40)
     assert unseen.others > 2
     for reservation in sent[3:]:
         reservation.end()

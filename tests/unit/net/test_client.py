@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any, cast
 
 import pytest
@@ -13,6 +12,7 @@ from shared.net.client import ClientOwner, H2ClientProtocol
 from shared.net.fields import CheckedHeaders
 from shared.net.flusher import Flusher
 from shared.net.settings import NetSettings
+from tests.support.garbage import no_collector
 from tests.support.h2_rig import (
     REQUEST,
     RESPONSE,
@@ -386,10 +386,7 @@ def test_a_cancelled_request_that_the_engine_forgot_is_forgotten_here_too(engine
 
 
 def test_a_connection_that_is_given_up_while_it_is_dialled_says_nothing_and_is_freed():
-    gc.collect()
-    gc.disable()
-    try:
-        before = sum(type(found) is H2ClientProtocol for found in gc.get_objects())
+    with no_collector(H2ClientProtocol) as left:
         loop = ManualLoop()
         for comes in (False, True):
             conn = H2ClientProtocol(Owner(), net_settings(), Flusher(cast(Any, loop)))
@@ -401,9 +398,7 @@ def test_a_connection_that_is_given_up_while_it_is_dialled_says_nothing_and_is_f
                 wire.protocol = None
         del conn
         loop.run()
-        assert sum(type(found) is H2ClientProtocol for found in gc.get_objects()) == before
-    finally:
-        gc.enable()
+        assert left() == 0
 
 
 def test_informational_responses_are_dropped_and_bounded():

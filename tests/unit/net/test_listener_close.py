@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 
@@ -15,6 +14,7 @@ from shared.net.http1 import Http1Protocol
 from shared.net.server import H2ServerProtocol
 from shared.net.sniff import PREFACE
 from tests.support.attack import GOAWAY, HEADERS, SETTINGS, frame
+from tests.support.garbage import no_collector
 from tests.support.h2_rig import REQUEST, Asked, Raw
 from tests.support.listener_house import GET, House, house, kinds_of, pool
 from tests.support.web import RawClient, until
@@ -146,14 +146,8 @@ async def test_a_connection_that_is_over_leaves_nothing_for_the_collector(kind: 
     else:
         asks = GET
 
-    def left() -> int:
-        return sum(type(found) is kind for found in gc.get_objects())
-
     async with house({"engine": engine}) as (made, listener):
-        gc.collect()
-        before = left()
-        gc.disable()
-        try:
+        with no_collector(kind) as left:
             for _ in range(10):
                 reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
                 writer.write(asks)
@@ -162,6 +156,4 @@ async def test_a_connection_that_is_over_leaves_nothing_for_the_collector(kind: 
                 await writer.wait_closed()
             await until(lambda: listener.connections == 0)
             made.exchanges.clear()
-            await until(lambda: left() == before)  # the transport lets go of its own a turn later
-        finally:
-            gc.enable()
+            await until(lambda: left() == 0)  # the transport lets go of its own a turn later
