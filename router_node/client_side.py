@@ -153,5 +153,7 @@ class ClientSide:
         snapshot.spans = self._tracing.exporter.counts() if self._tracing is not None else {}
         snapshot.loop_lag = self._lag.worst
         snapshot.cpu_seconds = time.process_time()
+        if self._core.busy_poll is not None:
+            snapshot.busy_poll_turns = self._core.busy_poll.turns
         snapshot.tasks = len(asyncio.all_tasks())
         return snapshot

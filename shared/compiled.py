@@ -27,9 +27,9 @@ MODULES: Final = (
         "sent", "sessions", "told", "types", "unseen", "waiting",
     )),
     *(f"router_node/relay/{name}.py" for name in (
-        "account", "core", "deadlines", "expiry", "faults", "fields", "flow", "front", "headers", "heads", "journal",
-        "local", "methods", "migrate", "moving_stream", "peek", "phases", "poison", "relay_stream", "retries", "scan",
-        "track", "trip", "wary_stream", "wire",
+        "account", "busy_poll", "core", "deadlines", "expiry", "faults", "fields", "flow", "front", "headers", "heads",
+        "journal", "local", "methods", "migrate", "moving_stream", "peek", "phases", "poison", "relay_stream",
+        "retries", "scan", "track", "trip", "wary_stream", "wire",
     )),
     *(f"router_node/gateway/{name}.py" for name in (
         "asked", "gateway", "http_relay", "moving_relay", "reply", "tunnel", "wary_relay",

@@ -93,6 +93,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     ready: bool = False
     loop_lag: float = 0.0  # longest delay of the event loop lately, in seconds
     cpu_seconds: float = 0.0
+    busy_poll_turns: int = 0  # of the event loop, with nothing to do, awake for the next request
     tasks: int = 0  # of the event loop; few and as many as there are nodes, however many requests there are
 
 
@@ -126,6 +127,7 @@ def total(snapshots: Iterable[Snapshot]) -> Snapshot:
             "keys_refused",
             "key_file_errors",
             "cpu_seconds",
+            "busy_poll_turns",
             "tasks",
         ):
             setattr(out, name, getattr(out, name) + getattr(one, name))

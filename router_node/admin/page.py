@@ -152,6 +152,7 @@ def _surroundings(snapshot: Snapshot) -> Iterator[Metric]:
         ("keys_refused", "Requests refused for a missing or wrong API key.", snapshot.keys_refused),
         ("key_file_errors", "Changes of the key file that could not be read.", snapshot.key_file_errors),
         ("cpu_seconds", "CPU time of all workers.", snapshot.cpu_seconds),
+        ("busy_poll_turns", "Turns of the event loop with nothing to do, between requests.", snapshot.busy_poll_turns),
     ):
         yield CounterMetricFamily(f"laya_router_{name}", text, value=value)
     yield _gauge("tasks", "Tasks in the event loops of all workers.", snapshot.tasks)

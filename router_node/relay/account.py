@@ -103,6 +103,8 @@ class Account:
         self.trip: Trip | None = None  # set where the stream may go on elsewhere
         self.migrated = ""  # from where to where it did, and how long it stood still, ``a>b:12ms``; set at its end
         core.metrics.in_flight += 1
+        if core.busy_poll is not None:
+            core.busy_poll.note()
         core.until_timed -= 1
         self.track: Track | None = core.timed() if core.until_timed <= 0 else None
 
@@ -328,6 +330,8 @@ class Account:
         core = self.core
         metrics = core.metrics
         metrics.in_flight -= 1
+        if core.busy_poll is not None:
+            core.busy_poll.note()
         metrics.finished(self.method, self.code)
         if self.track is not None:
             core.tracked(self, self.track)

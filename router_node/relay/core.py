@@ -15,6 +15,7 @@ from router_node.admin.stages import EVERY
 from router_node.dispatch import Dispatcher, Reservation
 from router_node.middleware.access_log import AccessLog
 from router_node.middleware.keys import Authorizer
+from router_node.relay.busy_poll import BusyPoll
 from router_node.relay.deadlines import Deadlines
 from router_node.relay.headers import HeaderRules
 from router_node.relay.migrate import Migrations, never
@@ -75,6 +76,7 @@ class RelayCore:
         self.tracer = tracer
         self.until_timed = EVERY  # requests until one is timed
         self.clock = time.perf_counter
+        self.busy_poll = BusyPoll(loop, settings.busy_poll) if settings.busy_poll > 0.0 else None
         self.deadlines = Deadlines(loop)
         # First messages that must be read before they can be routed, and HTTP bodies until an answer to them has begun.
         self.uploads = Uploads(loop, settings.body_timeout, upload_limit(settings.max_body_bytes))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from shared import headers
 from shared.config.migration import MigrationConfig
 from shared.config.schema import Config, ConfigError
+from shared.cpus import usable_cpus
 
 # Metadata that no setting may let through: credentials stop at the router, framing is a connection's own.
 _NEVER = frozenset(
@@ -72,6 +73,7 @@ class RelaySettings:
     forward_metadata: frozenset[bytes] = frozenset()
     cors_origins: frozenset[bytes] = frozenset()
     access_log: bool = True
+    busy_poll: float = 0.0  # how long to stay awake for the next request; 0: not at all
     migration: MigrationSettings | None = None
 
     @classmethod
@@ -98,6 +100,8 @@ class RelaySettings:
             forward_metadata=extra,
             cors_origins=frozenset(origin.strip().encode() for origin in router.cors_origins),
             access_log=server.access_log,
+            # A processor must be left for those who are waited for.
+            busy_poll=router.busy_poll_us / 1e6 if usable_cpus() >= router.workers + 1 else 0.0,
             migration=MigrationSettings.from_config(router.migration),
         )
 

@@ -195,6 +195,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     cache_size: int = 65_536  # sessions and prefixes remembered
     timeout_ms: float = 10_000.0  # longest wait for a node with room before 429
     workers: int = 1  # processes that share the port
+    busy_poll_us: float = 200.0  # microseconds awake for the next request while they come that fast; 0 never
     admin_host: str = "127.0.0.1"  # private listener: Admin service, /metrics
     admin_port: int = 8001  # 0 takes any free port
     nodes: list[str] = []  # static nodes, host:port
@@ -229,6 +230,7 @@ class RouterConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         self.migration.validate()
         self.outlier.validate()
         _need(1 <= self.workers <= 256, "router.workers", f"must be 1 to 256, not {self.workers}")
+        _need(0 <= self.busy_poll_us <= 10_000, "router.busy_poll_us", "must be 0 to 10000 microseconds")
         _need(0 <= self.admin_port <= 65535, "router.admin_port", "must be 0 to 65535")
         _need(
             1 <= self.connections_per_node <= self.max_connections_per_node <= 256,

@@ -22,6 +22,16 @@ def test_settings_follow_the_configuration():
 
 
 @pytest.mark.parametrize(
+    ("cpus", "workers", "awake"), [(2.0, 1, True), (1.5, 1, False), (2.0, 2, False), (3.0, 2, True)]
+)
+def test_a_worker_stays_awake_only_where_a_processor_is_left_for_others(monkeypatch, cpus, workers, awake):
+    monkeypatch.setattr("router_node.relay.settings.usable_cpus", lambda: cpus)
+    settings = RelaySettings.from_config(Config(router=RouterConfig(workers=workers, busy_poll_us=150)))
+    assert settings.busy_poll == (pytest.approx(150e-6) if awake else 0)
+    assert not RelaySettings.from_config(Config(router=RouterConfig(busy_poll_us=0))).busy_poll
+
+
+@pytest.mark.parametrize(
     "name", ["authorization", "Cookie", ":path", "laya-tenant", "grpc-status", "laya-model", "", "x-api-key"]
 )
 def test_credentials_and_reserved_names_are_refused(name):

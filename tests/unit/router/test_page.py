@@ -35,6 +35,7 @@ def test_every_count_of_a_snapshot_is_on_the_page() -> None:
     snapshot.rejected = {"foreign": 3}
     snapshot.access_log_dropped = 13
     snapshot.keys_refused = 17
+    snapshot.busy_poll_turns = 19
     snapshot.ready = True
     page = families(snapshot)
     assert page["laya_router_requests_total"] == {"OK,Generate": 1, "429,/v1/completions": 1}
@@ -52,6 +53,7 @@ def test_every_count_of_a_snapshot_is_on_the_page() -> None:
     assert page["laya_router_records_rejected_total"] == {"foreign": 3}
     assert page["laya_router_access_log_dropped_total"] == {"": 13}
     assert page["laya_router_keys_refused_total"] == {"": 17}
+    assert page["laya_router_busy_poll_turns_total"] == {"": 19}
     assert page["laya_router_ready"] == {"": 1}
     assert page["process_open_fds"][""] > 0
     assert "laya_build_info" in page
