@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import os
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ def about(load_before: float) -> dict[str, object]:
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": os.cpu_count(),
+        "python": platform.python_version(),
         "hot_path": "compiled" if compiled() else "plain",
         "load_before": round(load_before, 1),
         "load_after": round(os.getloadavg()[0], 1),
@@ -155,7 +157,7 @@ def show(
         return
     load = f"load average {facts['load_before']} before and {facts['load_after']} after"
     said = "".join(f"; {name} {version}" for name, version in others.items())
-    machine = f"{facts['cores']} cores, hot path {facts['hot_path']}, {load}"
+    machine = f"{facts['cores']} cores, Python {facts['python']}, hot path {facts['hot_path']}, {load}"
     print(f"`{command}`, {facts['date']}, commit {facts['commit']}, {machine}{said}\n")
     for table in tables:
         print(table.text() + "\n")
