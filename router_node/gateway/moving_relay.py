@@ -179,6 +179,9 @@ class MovingRelay(WaryRelay):
         more = n if trip is None else trip.left(n)
         if more:
             super()._drained(more)
+        journal, stream = self._journal, self._stream
+        if trip is not None and journal is not None and stream is not None and journal.held > EARLY:
+            self._acknowledge(stream, trip.early(journal.held))
 
     def _stop(self, trip: Trip) -> None:
         """Nothing is taken down from here on."""

@@ -25,10 +25,11 @@ class Flow:
     def early(self, held: int) -> int:
         """Of ``held`` bytes that wait for the rest of their message: how many to acknowledge now.
 
-        The rest may not fit into the window otherwise. Worth asking only where more than ``EARLY`` wait.
+        The rest may not fit into the window otherwise. Worth asking only where more than ``EARLY`` wait, and again
+        when bytes have left: a client that does not take what it has is not fetched more than a window.
         """
         more = held - self.acked
-        if more <= 0:
+        if more <= 0 or self.flowing > EARLY:
             return 0
         self.acked = held
         return more

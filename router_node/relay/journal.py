@@ -19,7 +19,7 @@ from router_node.relay import wire
 from shared.net.gather import Piece, gather, whole
 from shared.pb.laya.v1 import inference_pb2 as pb
 
-MAX_MESSAGE: Final = 256 << 10  # bytes of a message that may be held until it is whole
+MAX_MESSAGE: Final = 128 << 10  # bytes of a message that may be held until it is whole
 MAX_CHUNK: Final = 1100 << 10  # the same for the tunnel, whose nodes send up to 1 MiB of a body at once
 LUMP: Final = 8192  # bytes in which memory is asked for
 PER_ENTRY: Final = 4  # bytes of a token id, and of a message's count of them

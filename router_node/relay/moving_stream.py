@@ -144,10 +144,8 @@ class MovingStream(WaryStream):
             out += journal.rest
         if out:
             self._pass_on(out, trip)
-        if journal.held > EARLY and self.up is not None:
-            more = trip.early(journal.held)
-            if more:
-                self.up.consumed(more)
+        if journal.held > EARLY:
+            self._take_early(journal, trip)
         if end:
             self.ended_bare(b"")
 
@@ -168,6 +166,15 @@ class MovingStream(WaryStream):
         more = n if trip is None else trip.left(n)
         if more:
             super().on_sent(more)
+        journal = self._journal
+        if trip is not None and journal is not None and journal.held > EARLY:
+            self._take_early(journal, trip)
+
+    def _take_early(self, journal: Journal, trip: Trip) -> None:
+        up = self.up
+        more = trip.early(journal.held) if up is not None else 0
+        if up is not None and more:
+            up.consumed(more)
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the answer, or of this node's part in it."""

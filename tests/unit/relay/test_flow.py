@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_node.relay.flow import Flow
+from router_node.relay.flow import EARLY, Flow
 
 
 def test_bytes_are_acknowledged_as_they_leave() -> None:
@@ -25,6 +25,14 @@ def test_what_was_acknowledged_early_is_not_again() -> None:
     flow.flowing += 40_000
     assert flow.left(25_000) == 0
     assert flow.left(15_000) == 10_000
+
+
+def test_a_client_that_does_not_take_what_it_has_is_fetched_no_more() -> None:
+    flow = Flow()
+    flow.flowing = 2 * EARLY
+    assert flow.early(20_000) == 0
+    assert flow.left(EARLY) == EARLY
+    assert flow.early(20_000) == 20_000
 
 
 def test_of_what_does_not_pass_on_only_the_rest_is_acknowledged() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router_node.relay.flow import EARLY
 from router_node.relay.settings import MigrationSettings
 from shared import headers as names
 from shared.net.grpc_wire import frame
@@ -182,6 +184,22 @@ def test_every_byte_is_passed_on_once_and_acknowledged_to_who_sent_it(
                     return  # everything had come: the router ended it
             world.check()
         world.finish()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("http", [False, True])
+@pytest.mark.parametrize("size", [300, 20_000, 40_000, 90_000])
+def test_a_client_that_reads_nothing_is_fetched_a_message_and_a_window(http: bool, size: int) -> None:
+    async def run() -> None:
+        world = World(http, [size] * (2_000_000 // size))
+        world.start()
+        (node,) = world.nodes
+        while node.window > 0 and node.to_come:
+            node.come(min(16_384, node.window))
+        assert node.to_come
+        assert node.sent <= WINDOW + EARLY + size + len(HEAD) + 100
+        world.finish()  # and all of the rest, once it reads
 
     asyncio.run(run())
 
