@@ -123,7 +123,7 @@ class ClientSide:
         self.draining = not replaced
         limit = grace or self._config.server.drain_timeout
         work = asyncio.ensure_future(self._listener.close(limit, LAST_WHEN_REPLACED if replaced else LAST_REQUEST))
-        return await unless(hurry, work) and self._core.live == 0
+        return await unless(hurry, work) and not self._listener.cut_off and self._core.live == 0
 
     async def close(self) -> None:
         """Cut what is left and release everything."""

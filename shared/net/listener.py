@@ -75,6 +75,7 @@ class Listener:
         self._served: set[Served] = set()
         self._emptied = asyncio.Event()
         self._draining = self._closing = False
+        self.cut_off = 0  # requests that had not ended when ``close`` ran out of time
         self.sockets: list[socket.socket] = []  # those that listen
         self.port = port  # the real one once started
         self.address = ""  # host:port, [v6]:port or unix:/path, once started
@@ -136,6 +137,7 @@ class Listener:
             conn.close_idle()
         await self._wait_until_empty(until - loop.time())
         self._closing = True
+        self.cut_off += self.streams
         for conn in list(self._served):
             conn.close()
         await self._wait_until_empty(_CUT_TIME)

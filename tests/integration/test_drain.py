@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import grpc.aio
@@ -60,6 +61,24 @@ async def test_its_grace_bounds_a_drain(running: Cluster) -> None:
             async for _ in pieces:
                 pass
     assert await asyncio.to_thread(running.router.popen.wait, 10) == 0
+
+
+async def test_drain_timeout_bounds_what_sigterm_lets_finish() -> None:
+    limit = 1.5
+    with cluster(Spec(router={"LAYA_SERVER__DRAIN_TIMEOUT": str(limit)})) as c:
+        async with grpc.aio.insecure_channel(c.address) as channel:
+            pieces = aiter(stub_of(channel).Generate(ask(30_000), timeout=15))
+            await anext(pieces)
+            told = last = time.monotonic()
+            c.router.signal(signal.SIGTERM)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in pieces:
+                    last = time.monotonic()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, caught.value
+            assert last - told > limit / 2, "it was cut off before its time"
+        assert await asyncio.to_thread(c.router.popen.wait, 10) == 0
+        assert limit <= time.monotonic() - told < limit + 5
+        assert "router_stopped finished=False" in c.router.output()
 
 
 async def test_the_command_drains_a_router(running: Cluster) -> None:
