@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.cgroup import CGROUP, OWN_CGROUP, own_groups, upwards
+
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 _UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit"
-_DEEPEST = 32  # nested groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def _meminfo(path: Path) -> tuple[int, int]:
 
 def limits(root: Path = CGROUP, own: Path = OWN_CGROUP) -> list[tuple[int, int]]:
     """(limit, bytes left under it) for every limit above this process, page cache that can go counted as left."""
-    groups = _own_groups(own)
+    groups = own_groups(own)
     out = []
     for base, names, group in (
         (root, ("memory.max", "memory.current", "inactive_file"), groups.get("")),
@@ -74,28 +73,11 @@ def limits(root: Path = CGROUP, own: Path = OWN_CGROUP) -> list[tuple[int, int]]
             groups.get("memory"),
         ),
     ):
-        for folder in _upwards(base, group or "/"):
+        for folder in upwards(base, group or "/"):
             bound, taken = _number(folder / names[0]), _number(folder / names[1])
             if bound is not None and taken is not None and bound < _UNLIMITED:
                 out.append((bound, max(bound - taken + _stat(folder / "memory.stat", names[2]), 1)))
     return out
-
-
-def _own_groups(path: Path) -> dict[str, str]:
-    """Controller to path; the unified hierarchy's name is empty."""
-    groups: dict[str, str] = {}
-    with suppress(OSError):
-        for line in path.read_text().splitlines():
-            parts = line.split(":", 2)
-            if len(parts) == 3:
-                groups.update(dict.fromkeys(parts[1].split(","), parts[2]))
-    return groups
-
-
-def _upwards(base: Path, group: str) -> list[Path]:
-    """A group's folder and those above it, as far as they can be seen from here."""
-    parts = [part for part in group.split("/") if part and part != ".."][:_DEEPEST]
-    return [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
 def _number(path: Path) -> int | None:

@@ -103,8 +103,6 @@ class Account:
         self.trip: Trip | None = None  # set where the stream may go on elsewhere
         self.migrated = ""  # from where to where it did, and how long it stood still, ``a>b:12ms``; set at its end
         core.metrics.in_flight += 1
-        if core.busy_poll is not None:
-            core.busy_poll.note()
         core.until_timed -= 1
         self.track: Track | None = core.timed() if core.until_timed <= 0 else None
 
@@ -233,6 +231,8 @@ class Account:
 
     def sent(self, since: float) -> None:
         """The first byte goes to a node; ``since`` is when this piece of the router's work began."""
+        if self.core.busy_poll is not None:
+            self.core.busy_poll.note()
         self.sent_at = now = self.core.clock()
         if self.routed < 0:
             self.routed = spent = self.worked + now - since
@@ -330,7 +330,7 @@ class Account:
         core = self.core
         metrics = core.metrics
         metrics.in_flight -= 1
-        if core.busy_poll is not None:
+        if core.busy_poll is not None and self.routed >= 0.0:  # what no node was asked for keeps nobody awake
             core.busy_poll.note()
         metrics.finished(self.method, self.code)
         if self.track is not None:

@@ -16,12 +16,14 @@ from typing import Final
 
 ENOUGH: Final = 0.75  # share of beginnings and ends that must have come in time
 _WEIGHT: Final = 1 / 16  # of the last one in that share
+STOLEN: Final = 0.0005  # seconds that a turn takes at most, and as much for each request that begins or ends in it
+REST: Final = 0.5  # seconds without staying awake after a longer one
 
 
 class BusyPoll:
     """Of one event loop. ``window`` and ``clock`` are in seconds."""
 
-    __slots__ = ("_clock", "_last", "_loop", "_news", "_window", "awake", "share", "turns")
+    __slots__ = ("_clock", "_last", "_loop", "_news", "_rests_until", "_turned", "_window", "awake", "share", "turns")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, window: float, clock: Callable[[], float] = time.perf_counter
@@ -29,8 +31,9 @@ class BusyPoll:
         self._loop = loop
         self._window = window
         self._clock = clock
-        self._last = clock()
-        self._news = False
+        self._last = self._turned = clock()
+        self._rests_until = 0.0
+        self._news = 0  # beginnings and ends since the last turn
         self.awake = False
         """Whether the loop looks at this after each of its turns, and so does not sleep."""
         self.share = 0.0
@@ -39,22 +42,27 @@ class BusyPoll:
 
     def note(self) -> None:
         """A request began or ended."""
-        self._news = True
+        self._news += 1
         if not self.awake:
             self.awake = True
+            self._turned = 0.0
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         now = self._clock()
+        news = self._news
         near = now - self._last <= self._window
-        if self._news:
-            self._news = False
+        if self._turned and now - self._turned > STOLEN * (news + 1):
+            self._rests_until = now + REST
+        self._turned = now
+        if news:
+            self._news = 0
             self._last = now
             self.share += ((1.0 if near else 0.0) - self.share) * _WEIGHT
             near = self.share >= ENOUGH
         else:
             self.turns += 1
-        if near:
+        if near and now >= self._rests_until:
             self._loop.call_soon(self._turn)
         else:
             self.awake = False

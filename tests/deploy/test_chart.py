@@ -275,6 +275,19 @@ def test_a_scaler_counts_the_pods_of_its_own_model(helm: Path, tmp_path: Path, k
             assert not re.fullmatch(pattern, f"rel-laya-qwen-big-{pod}")
 
 
+def test_routers_that_are_scaled_by_their_cpu_sleep_between_requests(helm: Path, tmp_path: Path) -> None:
+    scaled: dict[str, dict[str, object]] = {"router": {"autoscaling": {"enabled": True}}}
+    for more, expected in (({}, None), (scaled, 0)):
+        manifests = render(helm, tmp_path, SIM, more)
+        config = yaml.safe_load(one(manifests, "ConfigMap", "rel-laya-router")["data"]["laya.yaml"])
+        assert config["router"].get("busy_poll_us") == expected
+    scaled["router"]["config"] = {"busy_poll_us": 50}
+    config = yaml.safe_load(
+        one(render(helm, tmp_path, SIM, scaled), "ConfigMap", "rel-laya-router")["data"]["laya.yaml"]
+    )
+    assert config["router"]["busy_poll_us"] == 50
+
+
 def test_a_store_outside_runs_none_inside(helm: Path, tmp_path: Path) -> None:
     manifests = render(helm, tmp_path, SIM, FEATURES["external-store-secret"])
     assert not [m for m in manifests if m["metadata"]["name"].endswith("-store")]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from router_node.relay.account import Account
-from router_node.relay.busy_poll import BusyPoll
+from router_node.relay.busy_poll import REST, STOLEN, BusyPoll
 from tests.support.relay_rig import Rig
 
 WINDOW = 0.0002
@@ -80,7 +80,7 @@ def test_it_gives_up_when_most_requests_come_too_late():
     spent = []
     for _ in range(20):
         poll.note()
-        loop.turn(WINDOW * 5)
+        loop.turn(WINDOW * 3)
         before = poll.turns
         while loop.due:
             loop.turn(WINDOW / 4)
@@ -98,6 +98,39 @@ def test_what_happens_within_one_turn_counts_once():
     assert poll.share < 0.1
 
 
+def test_it_leaves_the_processor_to_those_who_want_it():
+    loop, poll = made()
+    requests(loop, poll, 40, WINDOW / 2)
+    assert poll.awake
+    poll.note()
+    loop.turn(3 * STOLEN)  # for one request: somebody else ran meanwhile
+    assert not poll.awake
+    requests(loop, poll, 40, WINDOW / 2)
+    assert not poll.awake and not loop.due
+    loop.now += REST
+    requests(loop, poll, 40, WINDOW / 2)
+    assert poll.awake
+
+
+def test_a_long_turn_with_many_requests_is_its_own():
+    loop, poll = made()
+    requests(loop, poll, 60, WINDOW / 2)
+    for _ in range(64):
+        poll.note()
+    loop.turn(20 * STOLEN)
+    requests(loop, poll, 20, WINDOW / 2)
+    assert poll.awake
+
+
+async def test_refused_requests_keep_nobody_awake():
+    rig = Rig(busy_poll=60.0)
+    assert rig.core.busy_poll is not None
+    for _ in range(100):
+        Account(rig.core, "grpc", "Generate", "127.0.0.1:4", rig.core.clock()).end()
+        await asyncio.sleep(0)
+    assert not rig.core.busy_poll.awake and not rig.core.busy_poll.share
+
+
 async def test_requests_are_noted_when_they_begin_and_end_and_never_without_the_setting():
     rig = Rig()
     assert rig.core.busy_poll is None
@@ -106,6 +139,7 @@ async def test_requests_are_noted_when_they_begin_and_end_and_never_without_the_
     assert poll is not None
     for _ in range(40):  # one event a turn of the loop, all within the minute
         one = Account(rig.core, "grpc", "Generate", "127.0.0.1:4", rig.core.clock())
+        one.sent(one.started)
         await asyncio.sleep(0)
         one.end()
         await asyncio.sleep(0)

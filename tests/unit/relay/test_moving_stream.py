@@ -578,7 +578,7 @@ async def test_a_message_longer_than_the_window_is_acknowledged_while_it_comes()
     call = Call(rig())
     node = call.node()
     node.begin(GRANT)
-    message = said(1, text="y" * 150_000)
+    message = said(1, text="y" * 120_000)
     unacked = 0
     for at in range(0, len(message), 8192):
         part = message[at : at + 8192]
