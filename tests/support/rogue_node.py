@@ -26,7 +26,9 @@ CAPACITY = 1 << 20
 class RogueNode:
     """``behave`` is called with each call that is not about the node itself, once its request is whole.
 
-    ``reads`` off leaves request bytes unacknowledged; then ``behave`` is never called.
+    ``reads`` off leaves request bytes unacknowledged; then ``behave`` is never called. ``deaf`` stops it from reading
+    the socket of a connection once request bytes come on it, until ``hear_again``. ``hears`` is called with the bytes
+    of a request as they come.
     """
 
     def __init__(
@@ -41,7 +43,10 @@ class RogueNode:
         self.model = model
         self.revision = revision
         self.behave: Callable[[RogueCall], None] = RogueCall.hang
+        self.hears: Callable[[RogueCall, bytes], None] = lambda call, data: None
         self.reads = True
+        self.deaf = False
+        self.shut: set[asyncio.Transport] = set()  # those whose sockets it does not read
         self.open = 0  # calls that have not ended
         self.seen = 0
         self.poured = 0  # bytes of all streamed answers
@@ -56,6 +61,12 @@ class RogueNode:
 
     async def stop(self) -> None:
         await self._listener.close()
+
+    def hear_again(self) -> None:
+        self.deaf = False
+        for transport in self.shut:
+            transport.resume_reading()
+        self.shut.clear()
 
     @property
     def address(self) -> str:
@@ -122,9 +133,16 @@ class RogueCall(ServerSink):
         return self.headers[b":path"].rpartition(b"/")[2]
 
     def on_data(self, data: bytes, end: bool) -> None:
-        if self.node.reads or self.method in (b"Describe", b"Watch"):
+        node = self.node
+        own = self.method in (b"Describe", b"Watch")
+        if node.deaf and not own:
+            self.stream.conn.transport.pause_reading()
+            node.shut.add(self.stream.conn.transport)
+        if own or node.reads:
             self.stream.consumed(len(data))
             self.request += data
+            if not own:
+                node.hears(self, data)
             if end:
                 self._answer()
 
@@ -173,9 +191,9 @@ class RogueCall(ServerSink):
             self.stream.send(piece)
             self._timer = asyncio.get_running_loop().call_later(every, self.drip, piece, every)
 
-    def pour_out(self, piece: bytes, most: int) -> None:
+    def pour_out(self, piece: bytes, most: int, head: Headers = HEAD) -> None:
         """A streamed answer of ``most`` bytes, as fast as it is taken."""
-        self.stream.respond(HEAD)
+        self.stream.respond(head)
         self.pour, self.most = piece, most
         self._pour_on()
 
