@@ -13,11 +13,12 @@ import pytest
 from shared.net.grpc_wire import frame as grpc_frame
 from shared.pb.laya.v1 import inference_pb2 as pb
 from tests.support import attack
-from tests.support.attack import COMPLETE, DATA, END_HEADERS, GENERATE, HEADERS, Peer, aside, call, frame, settings
+from tests.support.attack import DATA, END_HEADERS, GENERATE, HEADERS, Peer, aside, call, frame, settings
 from tests.support.ports import until
 from tests.support.processes import Cluster, Spec, cluster
 from tests.support.rogue_node import RogueCall, RogueNode
 from tests.support.router import Router
+from tests.support.uploader import WINDOW_AT_FIRST, Uploader
 
 pytestmark = pytest.mark.integration
 
@@ -38,10 +39,21 @@ async def rogue() -> AsyncIterator[RogueNode]:
 
 
 @pytest.fixture
-async def router(rogue: RogueNode) -> AsyncIterator[Router]:
-    made = await Router("--node", rogue.address).start()
+async def honest() -> AsyncIterator[RogueNode]:
+    """A node of another model, which answers well."""
+    node = await RogueNode("honest", "good").start()
+    node.behave = answer
     try:
-        yield await made.ready()
+        yield node
+    finally:
+        await node.stop()
+
+
+@pytest.fixture
+async def router(rogue: RogueNode, honest: RogueNode) -> AsyncIterator[Router]:
+    made = await Router("--node", rogue.address, "--node", honest.address).start()
+    try:
+        yield await made.ready(2)
     finally:
         await made.stop()
         assert "Traceback" not in made.proc.output()
@@ -69,10 +81,10 @@ async def silent(rogue: RogueNode) -> None:
         await asyncio.sleep(0.3)
 
 
-async def quick(router: Router) -> float:
+async def quick(router: Router, model: str = "m") -> float:
     """How long a small call takes."""
     began = asyncio.get_running_loop().time()
-    await router.inference.Complete(pb.CompleteRequest(request=pb.GenerateRequest(model="m", text="hi")), timeout=20)
+    await router.inference.Complete(pb.CompleteRequest(request=pb.GenerateRequest(model=model, text="hi")), timeout=20)
     return asyncio.get_running_loop().time() - began
 
 
@@ -120,27 +132,34 @@ async def test_a_client_with_its_windows_shut_is_told_nothing_and_holds_little(
     await at_rest(router, rogue)
 
 
-async def test_nodes_that_stop_reading_stop_their_clients(router: Router, rogue: RogueNode) -> None:
-    rogue.reads = False
-    held = attack.rss(router.proc.popen.pid)
-    peers = [Peer(router.public, timeout=0.3) for _ in range(100)]
-    opening = frame(HEADERS, END_HEADERS, 1, call(COMPLETE, *SDK))
-    piece = frame(DATA, 0, 1, b"x" * 16_000)
-
-    def upload() -> None:
-        attack.send_all(peers, opening)
-        for _ in range(4):  # the stream's window; a client that keeps to it can send no more
-            attack.send_all(peers, piece)
-
-    await aside(upload)
-    await asyncio.sleep(0.3)
-    assert attack.rss(router.proc.popen.pid) - held < 40 * MIB
-    rogue.reads = True
+@pytest.mark.parametrize("shut", ["socket", "window"])
+async def test_200_uploads_of_64_mib_to_a_node_that_stops_reading_cost_under_64_mib_and_slow_nobody(
+    router: Router, rogue: RogueNode, honest: RogueNode, shut: str
+) -> None:
     rogue.behave = answer
-    assert await quick(router) < 1.0
-    for peer in peers:
-        peer.close()
+    await quick(router)
+    rogue.deaf, rogue.reads = shut == "socket", shut == "socket"
+    held = attack.rss(router.proc.popen.pid)
+    loop = asyncio.get_running_loop()
+    uploads = [Uploader(router.public, STREAM, *SDK).start() for _ in range(STALLED)]
+    try:
+        delays: list[float] = []
+        before, since = -1, loop.time()
+        while loop.time() - since < 1.0:  # until nobody has been able to send for a second
+            delays.append(await quick(router, "good"))
+            taken = attack.rss(router.proc.popen.pid) - held
+            sent = sum(upload.sent for upload in uploads)
+            assert taken < 64 * MIB, f"{taken / MIB:.1f} MiB of {sent >> 20} MiB sent"
+            if sent != before:
+                before, since = sent, loop.time()
+        assert all(WINDOW_AT_FIRST - 5 <= upload.sent < STREAM and not upload.over for upload in uploads)
+        assert sorted(delays)[len(delays) // 2] < 0.25, delays
+    finally:
+        await asyncio.gather(*(upload.stop() for upload in uploads))
+        rogue.reads = True
+        rogue.hear_again()
     await at_rest(router, rogue)
+    assert await quick(router) < 1.0
 
 
 @pytest.fixture(scope="module")
