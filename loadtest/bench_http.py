@@ -19,12 +19,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from loadtest import http_load
+from loadtest import http_load, stages
 from loadtest.figures import Aim, Table, Target, ratio, show
 from loadtest.peers import HTTP, await_answer, package
 from loadtest.peers_setup import find, install_all, missing, versions
@@ -38,6 +39,7 @@ PACE, SETTLE = 0.025, 0.6
 LLM_ROUTERS = ("smg", "sglang-router", "vllm-router", "vllm-router/rr")
 _CALLS = ("p50_ms", "p99_ms", "added_p50_ms", "calls_per_second", "cpu_us_per_call", "errors")
 _STREAMS = ("chunks_per_second", "streams_per_second", "cpu_us_per_chunk", "errors")
+_WORK = ("mean_us", "p50_us", "p95_us", "p99_us")
 _PACED = (
     "chunks_per_second",
     "cpu_us_per_chunk",
@@ -75,8 +77,8 @@ def start(rig: Rig, wanted: Sequence[str], args: Sequence[str]) -> tuple[list[Ta
     """
     started = [rig.python("loadtest.canned_http", *args) for _ in range(BACKENDS)]
     backends = [address for address, _, _ in started]
-    router, pid, _ = rig.router(rig.nodes(BACKENDS, *args))
-    targets = [Target("direct", backends[0]), Target("laya", router, [pid])]
+    router, pid, admin = rig.router(rig.nodes(BACKENDS, *args))
+    targets = [Target("direct", backends[0]), Target("laya", router, [pid], admin)]
     [body] = http_load.bodies()
     for name in wanted:
         try:
@@ -104,13 +106,18 @@ def closed_loops(
     """
     calls = Table("OpenAI chat completions, closed loop", _CALLS)
     streams = Table(f"SSE as fast as it goes: 64 streams of {EVENTS} events at a time", _STREAMS)
+    work = Table("Laya's own work up to the choice of a node, of one request in 17", _WORK)
     for load in loads:
         sent = http_load.bodies(load.stream, load.large)
         for target in turns(targets, rounds, budget, load.name, WARM_LAP + seconds):
             http_load.warm_up(target.address, sent, load.in_flight, WARM_LAP)
+            before = stages.read(target.admin) if target.admin else {}
             used = cpu_seconds(target.pids)
             got = http_load.closed_loop(target.address, sent, load.in_flight, seconds)
             used = cpu_seconds(target.pids) - used
+            if target.admin:
+                matched = stages.rows(stages.between(before, stages.read(target.admin)))[0]
+                work.add(load.name, target.name, **{name: cast(float, matched[name]) for name in _WORK})
             quiet([*target.pids, *backends])
             done = got.pop("calls")
             each = used / done * 1e6 if done and target.pids else float("nan")
@@ -125,7 +132,7 @@ def closed_loops(
                 )
             else:
                 calls.add(load.name, target.name, cpu_us_per_call=each, **got)
-    return [t for t in (calls, streams) if t.cells]
+    return [t for t in (calls, streams, work) if t.cells]
 
 
 async def paced_streams(targets: Sequence[Target], streams: int, seconds: float, rounds: int, budget: Budget) -> Table:

@@ -19,11 +19,12 @@ Row = dict[str, object]
 
 @dataclass
 class Target:
-    """Something that takes load: its address, and the processes whose CPU counts as its cost."""
+    """Something that takes load: address, processes whose CPU counts as its cost, and a router's private address."""
 
     name: str
     address: str
     pids: list[int] = field(default_factory=list)
+    admin: str = ""
 
 
 @dataclass

@@ -102,7 +102,7 @@ def tables(*argv: str, timeout: float = 60.0) -> dict[str, list[dict[str, Any]]]
     for rows in said["tables"].values():
         assert rows
         for row in rows:
-            assert not row["errors"], row
+            assert not row.get("errors"), row
     return dict(said["tables"])
 
 
@@ -136,7 +136,8 @@ def test_the_http_benchmark_measures_peers_by_wrk() -> None:
 
     if not (peers_setup.find("wrk") and peers_setup.find("nginx")):
         pytest.skip("wrk or nginx is not installed")
-    calls, events = tables("loadtest/bench_http.py", "--only", "8,sse", "--peers", "nginx").values()
+    calls, events, work = tables("loadtest/bench_http.py", "--only", "8,sse", "--peers", "nginx").values()
+    assert {row["target"] for row in work} == {"laya"} and all(0 < row["p50_us"] < 100_000 for row in work)
     for rows in (calls, events):
         assert [row["target"] for row in rows] == ["direct", "laya", "nginx"]
     assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in calls)
@@ -146,7 +147,7 @@ def test_the_http_benchmark_measures_peers_by_wrk() -> None:
 def test_the_http_benchmark_needs_no_peer_and_no_wrk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # nothing is found without it
     args = ["--only", "1,paced", "--seconds", "0.2", "--streams", "8", "--peers", ""]
-    calls, paced = tables("loadtest/bench_http.py", *args).values()
+    calls, _, paced = tables("loadtest/bench_http.py", *args).values()
     assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in calls)
     assert all(row["chunks_per_second"] > 100 for row in paced)
 
