@@ -45,7 +45,9 @@ class NetSettings:
     keepalive_time: float = 10.0  # PING after so long without a byte from the peer
     keepalive_timeout: float = 5.0  # the peer is dead when nothing comes for so long after that
     header_timeout: float = 10.0  # a frame, and a connection's first SETTINGS, must be complete in this time
-    stall_timeout: float = 120.0  # a peer that takes no byte of a full transport for so long is cut off
+    # A peer that takes no byte of a full transport for so long is cut off, even if it sends; one that does neither is
+    # after keepalive_time + keepalive_timeout. A stream that nobody opens a window for is reset after this, too.
+    stall_timeout: float = 120.0
     idle_timeout: float = 300.0  # a server connection without a stream for so long is closed gracefully; 0: never
     max_connection_age: float = 0.0  # a listener's connection is closed gracefully after this; 0: never
     max_connection_age_grace: float = 600.0  # and cut off so long after that

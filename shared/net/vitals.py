@@ -6,6 +6,9 @@ One timer a connection, armed for the next moment at which something can be due;
 from __future__ import annotations
 
 import asyncio
+import sys
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final
 
 from shared.net.api import CANCEL
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 KEEPALIVE: Final = b"laya-kal"  # payload of a keep-alive PING
 _LONGEST = 30.0  # seconds between two looks
 _SOONEST = 0.005
+_LOOKS = 10  # at a full transport, in the time after which its peer is given up
 
 
 class Vitals:
@@ -24,15 +28,18 @@ class Vitals:
     __slots__ = (
         "_closing",
         "_conn",
+        "_due",
         "_handle",
         "_kept",
         "_kept_at",
+        "_left",
         "_lingering",
         "_loop",
         "_over",
         "_paused_at",
         "_pinged",
         "_stalled",
+        "_taken_at",
         "born",
     )
 
@@ -42,9 +49,12 @@ class Vitals:
         self._conn = conn
         self._loop = loop
         self._handle: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when the next look is
         self.born = loop.time()
         self._pinged = 0.0  # when we asked; 0: no answer is awaited
         self._paused_at = 0.0
+        self._left = -1  # bytes that the peer of a full transport had still to take at the last look; -1: it had room
+        self._taken_at = 0.0  # when such a peer took some of them
         self._kept = 0  # which unfinished frame was seen last
         self._kept_at = 0.0  # and since when
         self._lingering: set[int] = set()
@@ -84,7 +94,12 @@ class Vitals:
 
     def on_pause(self) -> None:
         """The transport is full since now."""
-        self._paused_at = self._loop.time()
+        if self._closing:
+            return
+        self._paused_at = now = self._loop.time()
+        soon = self._silence() / _LOOKS
+        if now + soon < self._due:  # else not put off: a transport may be full again and again
+            self.hurry(soon)
 
     def on_close(self) -> None:
         """The transport is closing; see that it ends."""
@@ -93,6 +108,7 @@ class Vitals:
         self._arm(self._conn.settings.close_timeout)
 
     def _arm(self, delay: float) -> None:
+        self._due = self._loop.time() + delay
         self._handle = self._loop.call_later(delay, self._tick)
 
     def _tick(self) -> None:
@@ -102,6 +118,7 @@ class Vitals:
             conn.transport.abort()
             return
         now = self._loop.time()
+        self._watch_taken(now)
         reason = self._overdue(now)
         if reason:
             conn.abort(reason)
@@ -122,7 +139,7 @@ class Vitals:
         if not conn.settled and now - self.born >= settings.header_timeout:
             return "no_settings"
         if conn.paused:
-            return "write_stalled" if now - self._paused_at >= settings.stall_timeout else ""
+            return "write_stalled" if now >= self._given_up() else ""
         if conn.align.holding:
             if conn.align.kept != self._kept:
                 self._kept, self._kept_at = conn.align.kept, now
@@ -143,7 +160,7 @@ class Vitals:
         if not conn.settled:
             due = min(due, self.born + settings.header_timeout)
         if conn.paused:
-            return min(due, self._paused_at + settings.stall_timeout)
+            return min(due, self._given_up(), now + self._silence() / _LOOKS)
         if conn.align.holding:
             due = min(due, self._kept_at + settings.header_timeout)
         if not settings.keepalive_time or not conn.settled:
@@ -154,6 +171,39 @@ class Vitals:
         if self._pinged:
             return min(due, self._pinged + settings.keepalive_timeout)
         return min(due, conn.heard + settings.keepalive_time)
+
+    def _silence(self) -> float:
+        """How long a peer may give no sign of life."""
+        settings = self._conn.settings
+        if not settings.keepalive_time:
+            return settings.stall_timeout
+        return min(settings.keepalive_time + settings.keepalive_timeout, settings.stall_timeout)
+
+    def _given_up(self) -> float:
+        """When the peer of a full transport is given up, if nothing more is seen of it.
+
+        A PING would wait behind what it does not take, so none is sent; but bytes that it takes, or sends, are signs of
+        life as good as an answer.
+        """
+        conn = self._conn
+        limit = conn.settings.stall_timeout
+        stalled = max(self._paused_at, self._taken_at) + limit
+        silence = self._silence()
+        if silence >= limit:
+            return stalled
+        return min(stalled, max(conn.heard, self._taken_at) + silence)
+
+    def _watch_taken(self, now: float) -> None:
+        """Note whether the peer has taken bytes of a full transport since the last look."""
+        conn = self._conn
+        before = self._left
+        self._left = left = _untaken(conn.transport) if conn.paused else -1
+        if before < 0 or left == before:
+            return
+        # At the last look at the earliest. Not at that look itself, which may be long past if the loop was held up.
+        self._taken_at = now - self._silence() / _LOOKS
+        if self._pinged:
+            self._pinged = now  # the answer is behind these bytes
 
     def _watch_stalled(self, now: float) -> float:
         """Reset streams whose peer opens no window for what waits here; when to look again.
@@ -195,3 +245,21 @@ class Vitals:
         self._lingering = set() if conn.paused else lingering
         if conn.window_left() + held < conn.settings.connection_window // 2:
             conn.retire("window_lost")
+
+
+def _untaken(transport: asyncio.Transport) -> int:
+    """Bytes that the peer has not taken: the transport's, and those that the kernel keeps until they are acknowledged.
+
+    A transport hands on nothing until a third of the kernel's buffer is free, up to megabytes: at a slow peer its own
+    count stands still for minutes.
+    """
+    left: int = transport.get_write_buffer_size()
+    socket = transport.get_extra_info("socket")
+    if socket is not None:
+        queued = bytearray(4)
+        try:
+            ioctl(socket.fileno(), TIOCOUTQ, queued)
+        except (OSError, ValueError):  # it is being closed
+            return left
+        left += int.from_bytes(queued, sys.byteorder)
+    return left
