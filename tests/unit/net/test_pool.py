@@ -346,6 +346,23 @@ async def closed_after_release(peer: Peer, asked: Asked) -> None:
     await closed(asked)
 
 
+async def test_load_near_what_the_peer_allows_dials_one_more_though_we_would_open_many():
+    peer = await Peer(dataclasses.replace(FAST, max_streams=4)).start()
+    peer.holds = True
+    async with pool_to(peer.port, dataclasses.replace(FAST, max_streams=1000, grow_at=0.75)) as pool:
+        await until(lambda: pool.connected, "connected")
+        owners = [ask(pool) for _ in range(3)]
+        await until(lambda: len(peer.held) == 3, "three streams are there")
+        assert peer.accepted == 1
+        owners.append(ask(pool))  # beside three, which is three quarters; none is refused for want of room
+        await until(lambda: pool.connections == 2, "a second connection")
+        await until(lambda: len(peer.held) == 4, "four streams are there")
+        peer.release()
+        for asked in owners:
+            assert await closed(asked) == (0, False)
+    await peer.stop()
+
+
 async def test_surplus_connections_go_when_the_load_has_gone(peer: Peer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shared.net.pool._SURPLUS_AFTER", 0.05)
     peer.holds = True
