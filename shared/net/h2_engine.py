@@ -7,12 +7,14 @@ It costs many times as much CPU and keeps the same promises. Where ``h2`` has wa
 * it frames at once what it is given; see h2_outbox.py;
 * an exception costs all events of the bytes that it was given, so it is fed frame by frame (h2_inbound.py);
 * it ends the connection over a malformed header block; here only the stream ends (h2_fields.py). A body that is not
-  as long as its ``content-length`` still costs the connection.
+  as long as its ``content-length`` still costs the connection;
+* its connections are circles of objects, which only the collector frees. Here they go with their engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from h2.config import H2Configuration
@@ -226,6 +228,24 @@ class _Connection(H2Connection):
     """Remembers the ends of fewer streams than ``h2`` does by itself: about 2 MiB a connection at most."""
 
     MAX_CLOSED_STREAMS = 1 << 14
+    _frame_dispatch_table: Any
+
+    def __init__(self, config: H2Configuration) -> None:
+        super().__init__(config)
+        self._frame_dispatch_table = _Methods(self, self._frame_dispatch_table)
+
+
+class _Methods:
+    """The connection's table of its own methods, without holding it."""
+
+    __slots__ = ("_connection", "_names")
+
+    def __init__(self, connection: H2Connection, table: dict[type, Callable[..., Any]]) -> None:
+        self._connection = weakref.ref(connection)
+        self._names = {kind: method.__name__ for kind, method in table.items()}
+
+    def __getitem__(self, kind: type) -> Any:
+        return getattr(self._connection(), self._names[kind])
 
 
 def h2_engine(role: seam.Role, settings: NetSettings) -> H2Engine:

@@ -16,9 +16,10 @@ from ngh2 import Role
 
 from shared.net.api import CANCEL, NO_ERROR, PROTOCOL_ERROR, REFUSED_STREAM
 from shared.net.engine import make_engine
-from shared.net.h2_engine import H2Engine
+from shared.net.h2_engine import H2Engine, _Connection
 from shared.net.settings import NetSettings
 from tests.support.engine_pair import ALL, Log, Pair
+from tests.support.garbage import no_collector
 from tests.support.h2_rig import REQUEST, RESPONSE, TRAILERS, Raw
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -52,6 +53,21 @@ def test_a_request_that_is_cancelled_before_it_left_never_leaves():
     both.pump()
     assert [event[1] for event in both.s.pop()] == [kept]
     assert both.c.pop() == [("closed", gone, CANCEL, True)]
+
+
+def test_a_connection_that_is_over_is_freed_with_its_engine():
+    with no_collector(_Connection) as there:
+        both = pair()
+        answered, gone, _ = (both.client.request(REQUEST, end_stream=True) for _ in range(3))
+        both.pump()
+        both.server.respond(answered, RESPONSE, end_stream=True)
+        both.client.reset(gone, CANCEL)
+        both.pump()
+        with pytest.raises(both.server.errors):
+            both.server.receive(frame(0, 0, 99, b"on no stream"))
+        assert there() == 2
+        del both
+        assert not there()
 
 
 def test_running_streams_outlive_a_goaway_of_either_side():
