@@ -71,15 +71,18 @@ def flood(address: str, data: bytes, seconds: float = FLOOD_SECONDS) -> int | No
         return peer.goaway(0.5)
 
 
-def both(reason: str) -> dict[str, tuple[str, ...]]:
+Reasons = dict[str, tuple[str, ...]]  # by engine; any of them will do
+
+
+def both(reason: str) -> Reasons:
     """The engines' reasons where they are the same."""
     return {"ngh2": (reason,), "h2": (reason,)}
 
 
 # libnghttp2 counts frames of no use itself, tells of none and calls too many a flood; h2 tells of each, so that our own
 # budget for such frames acts, and names them.
-USELESS = {"ngh2": ("flood",), "h2": ("oddity_flood",)}
-FLOODS: dict[str, tuple[bytes, dict[str, tuple[str, ...]]]] = {
+USELESS: Reasons = {"ngh2": ("flood",), "h2": ("oddity_flood",)}
+FLOODS: dict[str, tuple[bytes, Reasons]] = {
     "settings": (settings() * 500, both("settings_flood")),
     "settings that change windows": ((settings(w4=0) + settings(w4=65_535)) * 200, both("settings_flood")),
     # libnghttp2 allows as many answers that wait to be written as our budget allows pings: either may act.
@@ -179,7 +182,7 @@ def block_of(fields: bytes) -> list[bytes]:
 
 
 # What each sends, and what it is counted as. Each is over one limit only, so that no other can stand in for it.
-BOMBS: dict[str, tuple[list[bytes], dict[str, tuple[str, ...]]]] = {
+BOMBS: dict[str, tuple[list[bytes], Reasons]] = {
     # libnghttp2 takes no value over 64 KiB, whatever we set; h2 takes it, and we answer that it is too large.
     "one value": (
         block_of(attack.field(b"x-big", b"x" * 200_000)),
