@@ -25,13 +25,12 @@ ASKED = pb.GenerateRequest(model="m", text="hi").SerializeToString()
 
 
 @pytest.mark.parametrize("size", [16_000, 100_000, 250_000])
-async def test_200_clients_that_stop_reading_journalled_streams_cost_under_64_mib(size: int) -> None:
+async def test_200_clients_that_stop_reading_journalled_streams_cost_under_64_mib(rogue: RogueNode, size: int) -> None:
     piece = grpc_frame(pb.GenerateResponse(text="x" * size, token_ids=[1]).SerializeToString())
 
     def pour(node_call: RogueCall) -> None:
         node_call.pour_out(piece, STREAM, [*HEAD, (names.JOURNAL, b"1")])
 
-    rogue = await RogueNode().start()
     rogue.behave = pour
     router = Router("--node", rogue.address)
     try:
@@ -52,4 +51,3 @@ async def test_200_clients_that_stop_reading_journalled_streams_cost_under_64_mi
         await router.metric_is("laya_router_requests_in_flight", 0)
     finally:
         await router.stop()
-        await rogue.stop()

@@ -30,15 +30,6 @@ SDK = ((b"laya-model", b"m"), (b"laya-prompt-tokens", b"3"), (b"laya-max-tokens"
 
 
 @pytest.fixture
-async def rogue() -> AsyncIterator[RogueNode]:
-    node = await RogueNode().start()
-    try:
-        yield node
-    finally:
-        await node.stop()
-
-
-@pytest.fixture
 async def honest() -> AsyncIterator[RogueNode]:
     """A node of another model, which answers well."""
     node = await RogueNode("honest", "good").start()

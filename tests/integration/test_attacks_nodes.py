@@ -29,15 +29,6 @@ TOKEN = "cluster-secret-of-this-test"
 
 
 @pytest.fixture
-async def rogue() -> AsyncIterator[RogueNode]:
-    node = await RogueNode().start()
-    try:
-        yield node
-    finally:
-        await node.stop()
-
-
-@pytest.fixture
 async def honest() -> AsyncIterator[RogueNode]:
     """A node of another model, for a client that must not notice."""
     node = await RogueNode("honest", "good").start()

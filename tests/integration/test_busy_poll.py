@@ -23,12 +23,11 @@ def answer(call: RogueCall) -> None:
 
 
 @pytest.mark.parametrize("window", [WINDOW, 0])
-async def test_it_is_awake_between_requests_and_asleep_after_them(window: int) -> None:
-    node = await RogueNode().start()
-    router = Router("--node", node.address, env={"LAYA_ROUTER__BUSY_POLL_US": str(window)})
+async def test_it_is_awake_between_requests_and_asleep_after_them(rogue: RogueNode, window: int) -> None:
+    router = Router("--node", rogue.address, env={"LAYA_ROUTER__BUSY_POLL_US": str(window)})
     try:
         await (await router.start()).ready()
-        node.behave = answer
+        rogue.behave = answer
         stub = router.inference
         request = pb.CompleteRequest(request=pb.GenerateRequest(model="m", text="hi"))
         loop = asyncio.get_running_loop()
@@ -48,4 +47,3 @@ async def test_it_is_awake_between_requests_and_asleep_after_them(window: int) -
             assert loop.time() < deadline, "it does not go to sleep"
     finally:
         await router.stop()
-        await node.stop()

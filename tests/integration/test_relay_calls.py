@@ -30,15 +30,6 @@ ANY_SIZE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 
 
 @pytest.fixture
-async def rogue() -> AsyncIterator[RogueNode]:
-    node = await RogueNode().start()
-    try:
-        yield node
-    finally:
-        await node.stop()
-
-
-@pytest.fixture
 async def router(rogue: RogueNode) -> AsyncIterator[Router]:
     made = await Router("--node", rogue.address).start()
     try:
