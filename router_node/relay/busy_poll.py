@@ -1,10 +1,13 @@
 """Stays awake for a moment after a request, for as long as requests follow one another so closely.
 
 A process that sleeps must be woken, and what it works with has left the processor's caches meanwhile: a lone call
-costs several times what one among many does, and twice the delay. So after a request has begun or ended the event loop
-looks for more without sleeping, for ``window`` seconds. It does so only while most requests come within that time of
-the one before: where a model takes long there is nothing to gain, and the processor rests as ever. Tokens of streams
-are no requests and keep nobody awake.
+costs several times what one among many does, and twice the delay. So after a request has gone to a node or ended the
+event loop looks for more without sleeping, for ``window`` seconds. It does so only while most of these come within that
+time of the one before: where a model takes long there is nothing to gain, and the processor rests as ever. Tokens of
+streams are no requests and keep nobody awake, nor do requests that are refused.
+
+Nor does it where others want the processor: a turn that took far longer than its requests explain was somebody else's,
+and for a while after that the loop sleeps whenever it can.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class BusyPoll:
         self._loop = loop
         self._window = window
         self._clock = clock
-        self._last = self._turned = clock()
+        self._last = clock()
+        self._turned = 0.0  # when it looked last; 0: the loop has slept since
         self._rests_until = 0.0
         self._news = 0  # beginnings and ends since the last turn
         self.awake = False
@@ -41,7 +45,7 @@ class BusyPoll:
         """Looks at an event loop that had nothing for us."""
 
     def note(self) -> None:
-        """A request began or ended."""
+        """A request went to a node, or ended."""
         self._news += 1
         if not self.awake:
             self.awake = True

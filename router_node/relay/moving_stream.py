@@ -172,9 +172,10 @@ class MovingStream(WaryStream):
 
     def _take_early(self, journal: Journal, trip: Trip) -> None:
         up = self.up
-        more = trip.early(journal.held) if up is not None else 0
-        if up is not None and more:
-            up.consumed(more)
+        if up is not None:
+            more = trip.early(journal.held)
+            if more:
+                up.consumed(more)
 
     def on_response_trailers(self, headers: Headers) -> None:
         """The end of the answer, or of this node's part in it."""
