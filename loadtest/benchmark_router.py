@@ -27,7 +27,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from loadtest import stages
+from loadtest import figures, stages
 from loadtest.hop_client import HopClient, Sample, quantile
 from loadtest.rig import MODEL, Rig, RigError, cpu_seconds
 from loadtest.rounds import WARM_LAP, Budget, turns
@@ -36,13 +36,9 @@ _ENDLESS = 1_000_000_000  # calls
 
 
 @dataclass
-class Target:
+class Target(figures.Target):
     """Something that takes calls, and what it has shown so far."""
 
-    name: str
-    address: str
-    pids: list[int] = field(default_factory=list)
-    admin: str = ""  # a router's private address
     times: dict[str, stages.Times] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     cpu: float = 0.0

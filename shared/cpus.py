@@ -1,4 +1,4 @@
-"""How many processors this process may use."""
+"""Which processors this process may use, and how much of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from pathlib import Path
 from shared.cgroup import CGROUP, OWN_CGROUP, own_groups, upwards
 
 
+def cores() -> list[int]:
+    """Numbers of the cores this process may use."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return list(range(os.cpu_count() or 1))
+
+
 def usable_cpus(root: Path = CGROUP, own: Path = OWN_CGROUP) -> float:
     """Those it may run on, or the time on them that a control group above it grants, where that is less."""
-    cpus = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return min([cpus, *_quotas(root, own)])
+    return min([float(len(cores())), *_quotas(root, own)])
 
 
 def _quotas(root: Path, own: Path) -> Iterator[float]:

@@ -60,13 +60,14 @@ def start_vllm(rig: Rig, count: int, more: Mapping[str, str] | None = None) -> l
     """Nodes with the demo model, which share the cores (or the GPUs) out. Raises RigError."""
     from inference_node.quantize import demo
     from shared.cli import hardware
+    from shared.cpus import cores
 
     model = str(demo.prepare())
     gpus = hardware.gpus()
     if gpus:
         shares = [{"CUDA_VISIBLE_DEVICES": share} for share in hardware.share_gpus(gpus, count)]
     else:
-        shares = [{"LAYA_INFERENCE__CPU_THREADS": s} for s in hardware.share_cores(hardware.cores(), count)]
+        shares = [{"LAYA_INFERENCE__CPU_THREADS": s} for s in hardware.share_cores(cores(), count)]
     started = []
     for i, share in enumerate(shares):
         argv = ["--engine", "vllm", "--model", model, "--port", "0", "--node-id", f"node-{i + 1}"]

@@ -29,6 +29,7 @@ from shared.cli import hardware, state
 from shared.cli.store import store_command
 from shared.cli.supervise import Child
 from shared.config import Config, ConfigError, load
+from shared.cpus import cores
 
 _POLL = 0.03  # seconds between looks at the router while it starts
 _NODE_START_LIMIT = 600.0  # seconds until the next node starts although the last is not ready
@@ -126,7 +127,7 @@ class Cluster:
             raise ConfigError(str(e)) from None
         if gpus:
             return [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
-        threads = hardware.share_cores(hardware.cores(), count)
+        threads = hardware.share_cores(cores(), count)
         return [{"LAYA_INFERENCE__CPU_THREADS": share} for share in threads]
 
     def _check_port(self, config: Config) -> None:

@@ -7,14 +7,6 @@ import shutil
 import subprocess
 
 
-def cores() -> list[int]:
-    """Numbers of the cores this process may use."""
-    try:
-        return sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return list(range(os.cpu_count() or 1))
-
-
 def gpus() -> list[str]:
     """Ids of the NVIDIA GPUs this process may use, in order; empty without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
