@@ -16,7 +16,7 @@ from router_node.discovery.address import is_loopback
 from router_node.node_side import NodeSide
 from router_node.route_side import RouteSide
 from shared.config import Config
-from shared.net.listener import Listener, ListenError
+from shared.net.listener import LAST_REQUEST, Listener, ListenError
 
 
 class AdminSide:
@@ -41,14 +41,16 @@ class AdminSide:
         inherited: Sequence[sockets.socket] = (),
     ) -> None:
         self._heir = bool(inherited)
+        self._replaced = False
+        self._why = not_ready
         router = config.router
         self._bridge = Bridge(socket, nodes.net, nodes.flusher)
         shown = RoutesView(nodes.table, routes.manager, routes.desk, routes.kept)
-        self._server = AdminServer(socket, view, shown, lambda: not not_ready(), leave)
+        self._server = AdminServer(socket, view, shown, lambda: not self._not_ready(), leave)
         token = "" if is_loopback(router.admin_host) else config.server.cluster_token
         page = MetricsPage(collect, router.workers).render
         front = PrivateFront(
-            self._bridge, page, not_ready, token, lambda: "; ".join(filter(None, (routes.trouble(), trouble())))
+            self._bridge, page, self._not_ready, token, lambda: "; ".join(filter(None, (routes.trouble(), trouble())))
         )
         self._listener = Listener(
             acceptor=front.accept,
@@ -87,9 +89,13 @@ class AdminSide:
         if self._heir:
             await self._open()
 
-    def deafen(self) -> None:
-        """A successor answers from now on."""
-        self._listener.deafen()
+    def replaced(self) -> None:
+        """A successor answers from now on; whoever has connected to this one yet is told that the router is ready."""
+        self._replaced = True
+        self._listener.retire()
+
+    def _not_ready(self) -> str:
+        return "" if self._replaced else self._why()
 
     async def _open(self) -> None:
         try:
@@ -99,6 +105,7 @@ class AdminSide:
 
     async def close(self) -> None:
         """Stop; the last of a router's parts, so that its metrics can be read while it drains."""
-        await self._listener.close(0.0)
+        # A probe may have connected here just before the successor answered: its request is still to come.
+        await self._listener.close(LAST_REQUEST if self._replaced else 0.0)
         await self._bridge.close()
         await self._server.close()

@@ -103,7 +103,7 @@ async def serve(options: Options) -> int:
         replaced = await until_over(signals, lambda: Listening(clients.sockets, admin.sockets, not nodes.not_ready()))
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
         if replaced:
-            admin.deafen()
+            admin.replaced()
         else:
             notify("STOPPING=1")
             clients.draining = True

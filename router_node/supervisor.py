@@ -85,7 +85,7 @@ async def supervise(options: Options) -> int:
         replaced = await until_over(signals, lambda: Listening(ports.all, admin.sockets, not nodes.not_ready()))
         logs.event(log, logging.INFO, "router_stopping", drain_timeout=config.server.drain_timeout)
         if replaced:
-            admin.deafen()
+            admin.replaced()
         else:
             notify("STOPPING=1")
             fleet.draining = True

@@ -110,8 +110,9 @@ class Listener:
                 self._servers.append(await loop.create_server(self._sniffer, sock=sock, backlog=BACKLOG))
         self.address = f"unix:{self._path}" if self._path else shown(self._host, self.port)
 
-    def deafen(self) -> None:
-        """Accept no more; connections go on."""
+    def retire(self) -> None:
+        """Accept no more, and tell whoever is connected to ask elsewhere next; until then requests are answered."""
+        self._draining = True
         servers, self._servers = self._servers, []
         self.sockets = []
         for server in servers:
@@ -119,6 +120,8 @@ class Listener:
         if self._path and servers:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
+        for conn in list(self._served):
+            conn.go_away()
 
     async def close(self, grace: float = 0.0, last_request: float = LAST_REQUEST) -> None:
         """Accept no more, let running requests end for up to ``grace`` seconds, then cut off the rest.
@@ -128,10 +131,7 @@ class Listener:
         """
         loop = self._flusher.loop
         until = loop.time() + grace
-        self._draining = True
-        self.deafen()
-        for conn in list(self._served):
-            conn.go_away()
+        self.retire()
         await self._wait_until_empty(min(grace, last_request))
         for conn in list(self._served):
             conn.close_idle()

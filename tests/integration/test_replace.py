@@ -126,6 +126,19 @@ async def test_probes_of_the_private_listener_see_a_ready_router_all_the_time(ru
     assert answers == {200}
 
 
+async def test_a_probe_that_has_yet_to_ask_is_answered_by_a_router_that_leaves(running: Cluster) -> None:
+    host, _, port = running.admin.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    with contextlib.closing(writer):
+        before = await asyncio.to_thread(running.router.replace)
+        await until(lambda: "router_stopping" in said(running.router), "it leaves", timeout=20)
+        writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(-1), 10)  # which is the last
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    assert b"connection: close" in answer.lower()
+    assert await asyncio.to_thread(before.wait, 20) == 0
+
+
 async def test_a_successor_that_cannot_start_changes_nothing(world: RouterWorld, tmp_path: Path) -> None:
     config = tmp_path / "router.yaml"
     config.write_text("router:\n  workers: 1\n")
