@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -28,6 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT = 20.0
 MODEL = "canned"
 _TOKEN = "benchmark"
+
+
+_end_with_parent = functools.partial(die_with_parent, signal.SIGTERM)  # a killed nginx would leave its workers
 
 
 class RigError(Exception):
@@ -86,16 +90,14 @@ class Rig:
             try:
                 proc.wait(5)
             except subprocess.TimeoutExpired:
-                proc.kill()
-                proc.wait(5)
+                _kill(proc)
         self._folder.cleanup()
 
     def kill(self, pid: int) -> None:
         """End one process at once, as a crash would."""
         for proc in self._procs:
             if proc.pid == pid:
-                proc.kill()
-                proc.wait(5)
+                _kill(proc)
 
     def again(self, module: str, *args: str, env: dict[str, str] | None = None) -> int:
         """Start a module of ours without waiting for it; its pid."""
@@ -236,7 +238,7 @@ class Rig:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,
+                preexec_fn=_end_with_parent,
             )
         self._procs.append(proc)
         try:
@@ -259,6 +261,16 @@ def children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
+
+
+def _kill(proc: subprocess.Popen[bytes]) -> None:
+    """End a process and its direct children at once: those of nginx, say, would go on without it."""
+    workers = children(proc.pid)
+    proc.kill()
+    proc.wait(5)
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 def workers_of(pid: int, count: int) -> list[int]:

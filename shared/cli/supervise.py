@@ -38,10 +38,10 @@ _REFUSED = "successor_refused"  # what a router logs that was asked to replace i
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere nothing)."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for this signal when the parent of this process dies (Linux; elsewhere nothing)."""
     if _prctl is not None:
-        _prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
+        _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _why(line: str) -> str:
