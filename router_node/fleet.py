@@ -31,7 +31,7 @@ from router_node.control import (
 )
 from router_node.discovery.backoff import Backoff
 from router_node.discovery.base import Snapshot as Candidates
-from router_node.exits import BAD_CONFIG, FAILED, UNAVAILABLE
+from router_node.exits import BAD_CONFIG, FAILED, OK, UNAVAILABLE
 from router_node.node_side import NodeSide
 from router_node.ports import Ports
 from router_node.routes.book import Book, Change
@@ -87,6 +87,7 @@ class Fleet:
         bridge: str,
     ) -> None:
         self.draining = self._replaced = False
+        self._cut = False  # a worker that was told to finish has not finished every request
         self.on_change: Callable[[], None] = lambda: None
         self._pins: dict[int, Pin] = {}  # for workers that are yet to come
         self.on_pin: Callable[[Pin], None] = lambda _: None
@@ -147,7 +148,7 @@ class Fleet:
         if not finished:
             for worker in self._workers:
                 worker.signal(signal.SIGTERM)  # the second one: no more waiting
-        return finished
+        return finished and not self._cut
 
     async def close(self) -> None:
         """End what is left of the workers."""
@@ -242,6 +243,7 @@ class Fleet:
             worker.leaving = False
             self._changed()
             if self._over():
+                self._cut = self._cut or code != OK
                 return
             if not served and code in _FINAL:
                 self._failed = code

@@ -63,9 +63,11 @@ async def test_its_grace_bounds_a_drain(running: Cluster) -> None:
     assert await asyncio.to_thread(running.router.popen.wait, 10) == 0
 
 
-async def test_drain_timeout_bounds_what_sigterm_lets_finish() -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_drain_timeout_bounds_what_sigterm_lets_finish(workers: str) -> None:
     limit = 1.5
-    with cluster(Spec(router={"LAYA_SERVER__DRAIN_TIMEOUT": str(limit)})) as c:
+    spec = Spec(router={"LAYA_SERVER__DRAIN_TIMEOUT": str(limit)}, router_args=("--workers", workers))
+    with cluster(spec) as c:
         async with grpc.aio.insecure_channel(c.address) as channel:
             pieces = aiter(stub_of(channel).Generate(ask(30_000), timeout=15))
             await anext(pieces)
