@@ -41,7 +41,7 @@ MODULES: Final = (
         "align", "backlog", "budget", "client", "conn", "counters", "deadline", "engine", "exchange", "flusher", "fork",
         "gather", "grpc_wire", "http1", "http1_exchange", "http1_known", "http1_llhttp", "http1_parser", "http1_queue",
         "http1_response", "http1_waits", "http2_exchange", "metered", "ngh2_engine", "once", "outflow",
-        "server", "splice", "stream", "turns", "uploads", "vitals",
+        "server", "splice", "stream", "turns", "untaken", "uploads", "vitals",
     )),
 )  # fmt: skip
 """What is compiled, by paths below ``ROOT``."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from shared.net.deadline import Deadline
 from shared.net.http1_response import CONTINUE
+from shared.net.untaken import untaken
 from shared.net.uploads import late_head_error
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Waits:
         self._phase = phase
         transport = self.transport
         if transport is not None and phase in (_STALL, _CLOSE):
-            self._left = transport.get_write_buffer_size()
+            self._left = untaken(transport)
         self._deadline.set(seconds)
 
     def _expired(self) -> None:
@@ -124,7 +125,7 @@ class Waits:
         elif phase == _LINGER:
             transport.close()
             self.close()
-        elif transport.get_write_buffer_size() < self._left:
+        elif untaken(transport) != self._left:  # fewer: some are taken; more: what was on its way, which has an end
             self._watch(phase, settings.stall_timeout if phase == _STALL else settings.close_timeout)
         else:
             count("http_write_stalled")

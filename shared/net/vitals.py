@@ -6,12 +6,10 @@ One timer a connection, armed for the next moment at which something can be due;
 from __future__ import annotations
 
 import asyncio
-import sys
-from fcntl import ioctl
-from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final
 
 from shared.net.api import CANCEL
+from shared.net.untaken import untaken
 
 if TYPE_CHECKING:
     from shared.net.conn import H2Connection
@@ -197,7 +195,7 @@ class Vitals:
         """Note whether the peer has taken bytes of a full transport since the last look."""
         conn = self._conn
         before = self._left
-        self._left = left = _untaken(conn.transport) if conn.paused else -1
+        self._left = left = untaken(conn.transport) if conn.paused else -1
         if before < 0 or left == before:
             return
         # At the last look at the earliest. Not at that look itself, which may be long past if the loop was held up.
@@ -245,21 +243,3 @@ class Vitals:
         self._lingering = set() if conn.paused else lingering
         if conn.window_left() + held < conn.settings.connection_window // 2:
             conn.retire("window_lost")
-
-
-def _untaken(transport: asyncio.Transport) -> int:
-    """Bytes that the peer has not taken: the transport's, and those that the kernel keeps until they are acknowledged.
-
-    A transport hands on nothing until a third of the kernel's buffer is free, up to megabytes: at a slow peer its own
-    count stands still for minutes.
-    """
-    left: int = transport.get_write_buffer_size()
-    socket = transport.get_extra_info("socket")
-    if socket is not None:
-        queued = bytearray(4)
-        try:
-            ioctl(socket.fileno(), TIOCOUTQ, queued)
-        except (OSError, ValueError):  # it is being closed
-            return left
-        left += int.from_bytes(queued, sys.byteorder)
-    return left

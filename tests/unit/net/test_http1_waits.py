@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from shared.net.api import HttpExchange
@@ -64,6 +66,26 @@ def test_a_client_that_takes_nothing_is_cut_off_and_one_that_takes_a_little_is_n
     assert not one.reasons
     one.loop.advance(3.0)
     assert one.reasons == {"http_write_stalled": 1} and one.wire.aborted
+
+
+def test_bytes_that_leave_the_kernel_alone_are_taken_too(monkeypatch: pytest.MonkeyPatch):
+    """A transport's own count stands still until a large part of the kernel's buffer is free."""
+    one = bench()
+    one.wire.room = 10
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for _ in range(3):
+            ours.send(b"x" * 4000)
+        monkeypatch.setattr(one.wire, "get_extra_info", lambda name, default=None: ours)
+        one.say(GET)
+        assert one.wire.full
+        for _ in range(3):
+            one.loop.advance(39.0)
+            assert len(theirs.recv(4000)) == 4000
+        one.loop.advance(39.0)
+        assert not one.reasons
+        one.loop.advance(45.0)
+        assert one.reasons == {"http_write_stalled": 1} and one.wire.aborted
 
 
 def test_nothing_is_awaited_of_the_client_while_an_answer_runs():
