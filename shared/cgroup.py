@@ -1,4 +1,4 @@
-"""The control groups of this process, and those above them as far as they can be seen from here."""
+"""The control groups of a process, and those above them as far as they can be seen from here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ _DEEPEST: Final = 32  # nested groups
 
 
 def own_groups(path: Path = OWN_CGROUP) -> dict[str, str]:
-    """Controller to path; the unified hierarchy's name is empty."""
-    groups: dict[str, str] = {}
+    """Those of this process: controller to path."""
     with suppress(OSError):
-        for line in path.read_text().splitlines():
-            parts = line.split(":", 2)
-            if len(parts) == 3:
-                groups.update(dict.fromkeys(parts[1].split(","), parts[2]))
+        return groups_in(path.read_text())
+    return {}
+
+
+def groups_in(text: str) -> dict[str, str]:
+    """Controller to path, in the order of a process's file; the unified hierarchy's name is empty."""
+    groups: dict[str, str] = {}
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            groups.update(dict.fromkeys(parts[1].split(","), parts[2]))
     return groups
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 
 from inference_node.memory.guard import GpuReading, Readings
+from shared.cgroup import CGROUP, groups_in, upwards
 
-GROUPS = "/sys/fs/cgroup"
 UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit"
 MAX_PROCESSES = 512  # looked at below this one
-MAX_DEPTH = 32  # nested control groups
 
 
 class Files(ABC):
@@ -72,22 +72,18 @@ class Watch:
     def _find_groups(self) -> list[tuple[str, bool]]:
         """Folders of this process's control group and those above it that limit memory; whether each is of v2."""
         found: list[tuple[str, bool]] = []
-        for line in self._files.text(f"/proc/{self._pid}/cgroup").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, group = rest.partition(":")
-            if controllers == "":
-                for root in (GROUPS, f"{GROUPS}/unified"):
+        for controller, group in groups_in(self._files.text(f"/proc/{self._pid}/cgroup")).items():
+            if controller == "":
+                for root in (CGROUP, CGROUP / "unified"):
                     found += [(folder, True) for folder in self._upwards(root, group, "memory.current")]
-            elif "memory" in controllers.split(","):
-                root = f"{GROUPS}/memory"
+            elif controller == "memory":
+                root = CGROUP / controller
                 found += [(folder, False) for folder in self._upwards(root, group, "memory.usage_in_bytes")]
         return found
 
-    def _upwards(self, root: str, group: str, proof: str) -> list[str]:
+    def _upwards(self, root: Path, group: str, proof: str) -> list[str]:
         """A group's folder and those above it. Inside a container only the root may be there, and it is our own."""
-        parts = [part for part in group.split("/") if part not in ("", ".", "..")][:MAX_DEPTH]
-        folders = ["/".join([root, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
-        return [folder for folder in folders if self._files.text(f"{folder}/{proof}")]
+        return [str(folder) for folder in upwards(root, group) if self._files.text(f"{folder}/{proof}")]
 
     def _limits(self) -> list[tuple[float | None, int | None]]:
         """(share in use, limit in bytes) of the machine and of every group with a limit."""
