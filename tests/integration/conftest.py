@@ -17,3 +17,13 @@ async def rogue() -> AsyncIterator[RogueNode]:
         yield node
     finally:
         await node.stop()
+
+
+@pytest.fixture
+async def honest() -> AsyncIterator[RogueNode]:
+    """A node of another model, ``good``, for a client that must not notice."""
+    node = await RogueNode("honest", "good").start()
+    try:
+        yield node
+    finally:
+        await node.stop()

@@ -30,18 +30,8 @@ SDK = ((b"laya-model", b"m"), (b"laya-prompt-tokens", b"3"), (b"laya-max-tokens"
 
 
 @pytest.fixture
-async def honest() -> AsyncIterator[RogueNode]:
-    """A node of another model, which answers well."""
-    node = await RogueNode("honest", "good").start()
-    node.behave = answer
-    try:
-        yield node
-    finally:
-        await node.stop()
-
-
-@pytest.fixture
 async def router(rogue: RogueNode, honest: RogueNode) -> AsyncIterator[Router]:
+    honest.behave = answer
     made = await Router("--node", rogue.address, "--node", honest.address).start()
     try:
         yield await made.ready(2)

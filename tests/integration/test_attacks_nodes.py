@@ -29,18 +29,8 @@ TOKEN = "cluster-secret-of-this-test"
 
 
 @pytest.fixture
-async def honest() -> AsyncIterator[RogueNode]:
-    """A node of another model, for a client that must not notice."""
-    node = await RogueNode("honest", "good").start()
-    node.behave = well
-    try:
-        yield node
-    finally:
-        await node.stop()
-
-
-@pytest.fixture
 async def router(rogue: RogueNode, honest: RogueNode) -> AsyncIterator[Router]:
+    honest.behave = well
     env = {"LAYA_SERVER__CLUSTER_TOKEN": TOKEN}
     made = await Router("--node", rogue.address, "--node", honest.address, env=env).start()
     try:

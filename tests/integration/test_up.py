@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.alive import alive
 from tests.support.ports import free_port
-from tests.support.up import ROOT, Up, alive, wait_for
+from tests.support.up import ROOT, Up, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ import pytest
 from tests.faults.load import Load
 from tests.faults.tally import Tally
 from tests.support import leaks
+from tests.support.alive import alive
 from tests.support.ports import until
-from tests.support.up import Up, alive
+from tests.support.up import Up
 
 pytestmark = pytest.mark.integration
 

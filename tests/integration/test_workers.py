@@ -22,6 +22,7 @@ from router_node.config import parse
 from router_node.discovery.registration import Registration, index_key, node_key, sign
 from router_node.supervisor import supervise
 from shared.pb.laya.v1 import admin_pb2, inference_pb2
+from tests.support.alive import alive
 from tests.support.calls import ask, stub_of
 from tests.support.grpc_errors import END
 from tests.support.grpc_node import GrpcNode
@@ -37,13 +38,6 @@ pytestmark = pytest.mark.integration
 async def world() -> AsyncIterator[RouterWorld]:
     async with RouterWorld() as world:
         yield world
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def listeners(address: str) -> int:

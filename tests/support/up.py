@@ -96,13 +96,6 @@ def serving(running: Up) -> Iterator[Up]:
         running.popen.kill()
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def wait_for(condition: Callable[[], object], what: str, timeout: float = 15.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():

@@ -10,8 +10,8 @@ import pytest
 
 from loadtest import perf_base
 from loadtest.perf_base import PerfError
+from tests.support.alive import alive
 from tests.support.ports import within
-from tests.support.up import alive
 
 COMPILED = """
 from pathlib import Path

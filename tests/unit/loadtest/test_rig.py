@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.rig import ROOT, Rig, free_port, workers_of
+from tests.support.alive import alive
+from tests.support.ports import within
 
 LIMIT = 20.0
 
@@ -45,21 +45,6 @@ with Rig() as rig:
 """
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def gone(pid: int) -> bool:
-    """Whether nothing of it runs; one that nobody has waited for counts as gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def test_a_killed_server_takes_its_workers_along(tmp_path: Path) -> None:
     script = tmp_path / "master.py"
     script.write_text(MASTER)
@@ -68,7 +53,7 @@ def test_a_killed_server_takes_its_workers_along(tmp_path: Path) -> None:
         pid = rig.spawn([sys.executable, str(script), str(port)], port)
         workers = workers_of(pid, 2)
         rig.kill(pid)
-        until(lambda: all(gone(worker) for worker in workers), "the workers are gone")
+        within(LIMIT, lambda: not any(alive(worker) for worker in workers), "the workers are gone")
 
 
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
@@ -83,6 +68,6 @@ def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         workers = [int(word) for word in parent.stdout.readline().split()]
-        assert len(workers) == 2 and not any(gone(worker) for worker in workers)
+        assert len(workers) == 2 and all(alive(worker) for worker in workers)
         parent.send_signal(signal.SIGKILL)
-        until(lambda: all(gone(worker) for worker in workers), "the workers are gone")
+        within(LIMIT, lambda: not any(alive(worker) for worker in workers), "the workers are gone")

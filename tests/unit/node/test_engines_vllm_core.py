@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,8 @@ import pytest
 
 from inference_node.engines.vllm_core import CoreProcess, CoreSetup, Launcher
 from inference_node.engines.vllm_env import LogStyle
+from tests.support.alive import alive
+from tests.support.ports import within
 
 ROOT = Path(__file__).resolve().parents[3]
 LOGS = LogStyle(logging.WARNING)
@@ -40,20 +41,6 @@ def fail() -> None:
 
 def leave() -> None:
     raise SystemExit(3)
-
-
-def wait(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 @pytest.fixture
@@ -114,7 +101,7 @@ def test_kill_reaps_the_process_and_may_be_called_again(start: Callable[..., Cor
     assert pid is not None
     process.kill()
     assert not process.is_alive()
-    assert gone(pid)
+    assert not alive(pid)
     process.kill()
 
 
@@ -184,7 +171,7 @@ def test_core_ends_with_its_parent_however_that_ends(tmp_path: Path, how: str, t
         if how == "killed":
             parent.kill()
         parent.wait(LIMIT)
-        wait(lambda: gone(int(line)), f"core {line} outlived its parent")
+        within(LIMIT, lambda: not alive(int(line)), f"core {line} outlived its parent")
     finally:
         parent.kill()
         parent.wait()

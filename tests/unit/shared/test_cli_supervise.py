@@ -12,6 +12,7 @@ import pytest
 
 from shared.cli import supervise
 from shared.cli.supervise import Child
+from tests.support.alive import alive
 from tests.support.ports import until
 
 READY = 'import os,sys; fd=int(sys.argv[-1]); os.write(fd, b\'{"event":"ready","address":"a:1"}\\n\')\n'
@@ -77,7 +78,7 @@ async def test_what_a_dead_child_left_is_swept_up(tmp_path: Path) -> None:
     nursery = Nursery(tmp_path, script)
     await asyncio.wait_for(nursery.child.run(), 10)
     orphan = int(nursery.child.tail[0])
-    await until(lambda: not _runs(orphan), "the grandchild is gone")
+    await until(lambda: not alive(orphan), "the grandchild is gone")
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -95,14 +96,6 @@ async def test_kill_ends_it_at_once(tmp_path: Path) -> None:
     await until(lambda: nursery.child.ready, "the ready line")
     nursery.child.kill()
     await asyncio.wait_for(task, 5)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
